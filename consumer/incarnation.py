@@ -144,26 +144,12 @@ FLUSH_S = 0.02
 RETRY_CAP_S = 60.0
 
 
-class _Wires:
-    """The connections of one incarnation, and the owner's scripts over them."""
-
-    def __init__(self, redis_url: str, keys: Keys, taken: Taken, on_lost: Callable[[str], None]) -> None:
-        self._redis_url = redis_url
-        self._keys = keys
-        self._registration = taken.registration
-        # An incarnation ends after a restart or a failover of Redis: fences and acknowledgements that it remembers may
-        # be lost there, and an old fence in a restored index would be handed to it again.
-        self._same_server = SameServer(on_lost)
-
-    def link(self, role: str, timeout_s: float = 5.0) -> Link:
-        return Link(self._redis_url, f"consumer:{self._registration.incarnation}:{role}", timeout_s, self._same_server)
-
-    def steps(self, link: Link) -> OwnerScripts:
-        return OwnerScripts(ScriptRunner(link), self._keys, self._registration)
-
-
 class Incarnation:
     """The services of one start of the consumer, from the moment its name is taken."""
+
+    #: A kit of tests has others.
+    acker_type: type[Acker] = Acker
+    reporter_type: type[Reporter] = Reporter
 
     def __init__(
         self,
@@ -179,96 +165,82 @@ class Incarnation:
         masters: Callable[[str | None], MasterClient],
     ) -> None:
         anchor()
-        name = taken.registration.incarnation
-        keys = Keys(settings.work_stream, settings.group)
-        wires = _Wires(redis_url, keys, taken, on_lost)
-        link, steps = wires.link, wires.steps
-        self.name = name
+        self._settings, self._redis_url, self._registration = settings, redis_url, taken.registration
+        # An incarnation ends after a restart or a failover of Redis: fences and acknowledgements that it remembers may
+        # be lost there, and an old fence in a restored index would be handed to it again.
+        self._same_server = SameServer(on_lost)
+        self._keys = keys = Keys(settings.work_stream, settings.group)
+        self.name = taken.registration.incarnation
         self.is_over = False
         self._journal = journal
+        self._on_lost = on_lost
+        slots, is_strict = settings.concurrency, settings.ack_mode == "strict"
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
-        self.lanes = Lanes(settings.marks, parse_weights(settings.tenant_weights))
-        slots, capacity, reports_to = settings.concurrency, settings.capacity, masters(taken.leader_url)
-        of_registration = reports_to, name, taken.registration.slots, capacity, taken.ticket_window
-        self.reporter = Reporter(*of_registration, lambda: self.lanes.keeps_up)
-        self.reporter.retrying, self.lanes.on_retry = lambda: len(self.lanes.board.waiting), self.reporter.hear_of_retry
-        waits = linger(FLUSH_S, settings.ack_mode == "strict", capacity - slots, taken.ticket_window)
-        ack_link, beat_link = link("ack"), link("beat", max(0.2, taken.lease_s / 3))
-        of_log = waits, settings.run_log_length, on_lost
-        self.acker = Acker(ack_link, steps(ack_link), self.lanes, self.reporter, name, *of_log)
+        self.lanes = lanes = Lanes(settings.marks, parse_weights(settings.tenant_weights))
+        self.reporter = self.reporter_type(
+            masters(taken.leader_url),
+            self.name,
+            taken.registration.slots,
+            settings.capacity,
+            taken.ticket_window,
+            lambda: lanes.keeps_up,
+        )
+        self.reporter.retrying, lanes.on_retry = lambda: len(lanes.board.waiting), self.reporter.hear_of_retry
+        waits = linger(FLUSH_S, is_strict, settings.capacity - slots, taken.ticket_window)
+        self.acker = self.acker_type(self.steps("ack"), lanes, self.reporter, waits, settings.run_log_length, on_lost)
         self.bell = DeadLetterNotifier(metrics, settings, settings.consumer_name, keys)
         self.acker.policy = handler.options.dead_letter_policy or settings.dead_letter_policy
         self.acker.on_dead_letter, self.acker.ran = self._ring, Ran(settings.handler, settings.marks)
         policy, limit_s = terms(settings, handler.options)
         self._limit_s = limit_s or math.inf
-        self.executor = Executor(
-            self.lanes, self.acker, journal, self.lease, policy, settings.ack_mode == "strict", limit_s, self._broken
-        )
-        self._on_lost = on_lost
+        self.executor = Executor(lanes, self.acker, journal, self.lease, policy, is_strict, limit_s, self._broken)
         self.executor.obey(handler.options)
-        self.executor.unnoted = self.acker.unnoted
         outages = self.acker.outages = self.executor.outages
         outages.kinds_of, outages.slots = kinds_of(settings.marks, handler.kind_of), slots
         call_in_children(self.executor.end_in_child)
-        self.reader = self._make_reader(settings, wires, keys, handler.batch is not None, on_lost)
-        self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
+        ending = ProcessEnding(self.steps("ending"), self._is_flushed, journal, settings.run_log_length, on_lost)
+        self.reader = self._make_reader(handler.batch is not None, ending)
+        beat = self.steps("beat", max(0.2, taken.lease_s / 3))
+        self.heartbeat = Heartbeat(beat, self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
-        self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, settings.concurrency)
-        self.pool += self._suspect_workers(settings, wires, keys.stream, template)
-        self.progress = ProgressWatch(lambda: (self.executor.ended, self.lanes.running), state, self.executor.look)
-        self.watch: list[Service] = (
-            [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
-        )
-        self._drain_link = link("drain")
-        self._drain_steps = steps(self._drain_link)
+        self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, slots)
+        self._event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
+        self.pool += self._suspect_workers(template)
+        self.progress = ProgressWatch(lambda: (self.executor.ended, lanes.running), state, self.executor.look)
+        watchdog = Watchdog(self.executor.running, ending, limit_s, self._event_loop)
+        self.watch: list[Service] = [watchdog] if limit_s else []
+        self._drain_steps = self.steps("drain")
         lease_ms = int(taken.lease_s * 1000)
-        self._drain = Drain(self._drain_steps, self.lanes, self.reader, self.acker, lease_ms, self._deregister)
+        self._drain = Drain(self._drain_steps, lanes, self.reader, self.acker, lease_ms, self._deregister)
         self._goodbye = masters(taken.leader_url)
 
-    def _make_reader(
-        self, settings: ConsumerSettings, wires: _Wires, keys: Keys, is_batch: bool, on_lost: Callable[[str], None]
-    ) -> InboxReader:
-        link = wires.link("read")
-        reader = InboxReader(link, keys, self.name, self.lanes, self.lease)
+    def _link(self, role: str, timeout_s: float = 5.0) -> Link:
+        return Link(self._redis_url, f"consumer:{self.name}:{role}", timeout_s, self._same_server)
+
+    def steps(self, role: str, timeout_s: float = 5.0) -> OwnerScripts:
+        """Return the owner's scripts over a connection of their own."""
+        return OwnerScripts(ScriptRunner(self._link(role, timeout_s)), self._keys, self._registration)
+
+    def _make_reader(self, is_batch: bool, ending: ProcessEnding) -> InboxReader:
+        settings, steps = self._settings, self.steps("read")
+        reader = InboxReader(steps.link, self._keys, self.name, self.lanes, self.lease)
         reader.most_bytes, reader.slots = settings.capacity_bytes, settings.concurrency
         reader.on_recall = self.acker.recall
-        reader.message_type = message_type(keys.stream, settings.sources is not None)
+        reader.message_type = message_type(self._keys.stream, settings.sources is not None)
         reader.message_type.on_progress = self.acker.progress
         reader.message_type.runner = None if is_batch else self.executor
-        steps = wires.steps(wires.link("ending"))  # of any thread, once
-        ending = ProcessEnding(steps, self._is_flushed, self._journal, settings.run_log_length, on_lost)
-        reader.on_order = Orders(self.executor, self._journal, ending, wires.steps(link)).obey
+        reader.on_order = Orders(self.executor, self._journal, ending, steps).obey
         return reader
-
-    def _watchdog(self, wires: _Wires, limit_s: float, run_log_length: int, on_lost: Callable[[str], None]) -> Watchdog:
-        link, running = wires.link("watch"), self.executor.running
-        watchdog = Watchdog(
-            link,
-            wires.steps(link),
-            lambda: list(running.values()),
-            self._is_flushed,
-            self._journal,
-            limit_s,
-            run_log_length,
-            on_lost,
-        )
-        watchdog.event_loop = self._event_loop
-        return watchdog
-
-    @property
-    def _event_loop(self) -> AsyncPool | None:
-        return next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
 
     def stacks(self) -> dict[bytes, str]:
         """Return where the handlers stand that run in this process, by message."""
-        return stacks(loop.calls if (loop := self._event_loop) is not None else {})
+        return stacks(self._event_loop.calls if self._event_loop is not None else {})
 
-    def _suspect_workers(
-        self, settings: ConsumerSettings, wires: _Wires, stream: str, template: Template
-    ) -> list[Service]:
+    def _suspect_workers(self, template: Template) -> list[Service]:
+        settings = self._settings
         spec = ProcessSpec(
             settings.handler,
-            stream,
+            self._keys.stream,
             settings.sources is not None,
             settings.handler_seconds,
             (settings.log_level, settings.log_format),
@@ -278,10 +250,10 @@ class Incarnation:
             has_lease=True,
             group=settings.group,
         )
-        links = [wires.link(f"suspects-{number}") for number in range(most_children(settings.concurrency))]
+        count = most_children(settings.concurrency)
+        steps = [self.steps(f"suspects-{number}") for number in range(count)]
         return [
-            SuspectWorker(number, self.executor, link, wires.steps(link), spec, template)
-            for number, link in enumerate(links)
+            SuspectWorker(number, self.executor, each.link, each, spec, template) for number, each in enumerate(steps)
         ]
 
     @property
@@ -324,7 +296,7 @@ class Incarnation:
         if drained.clean:
             self._journal.remove()
         self.reader.close()
-        self._drain_link.close()
+        self._drain_steps.link.close()
         self._goodbye.close()
 
     def _is_flushed(self) -> bool:

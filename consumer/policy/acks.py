@@ -20,26 +20,16 @@ _WORTH_A_CALL = 200
 _WIDE_WINDOW = 256
 
 
-class Linger(NamedTuple):
-    """The wait of finished messages for their acknowledgement: until ``seconds`` after the last write, or until there
-    are ``enough`` together."""
+def linger(flush_s: float, strict: bool, spare: int, ticket_window: int) -> tuple[float, int]:
+    """Return for how long finished messages wait for their acknowledgement, from the last write on, and how many of
+    them wait for no more. ``spare``: messages that the consumer may have beyond those that run; ``ticket_window``: most
+    messages of one ticket. The leader hands more over when it hears that half of them are done.
 
-    seconds: float
-    enough: int
-
-
-def linger(flush_s: float, strict: bool, spare: int, ticket_window: int) -> Linger:
-    """Return the wait for a consumer. ``flush_s``: as set. ``spare``: messages that the consumer may have beyond those
-    that run; ``ticket_window``: most messages of one ticket. The leader hands more over when it hears that half of them
-    are done.
-
-    >>> linger(0.02, False, 1992, 512)
-    Linger(seconds=0.02, enough=200)
-    >>> linger(0.02, True, 12, 512)
-    Linger(seconds=0.005, enough=6)
+    >>> linger(0.02, False, 1992, 512), linger(0.02, True, 12, 512)
+    ((0.02, 200), (0.005, 6))
     """
     is_waited_for = strict or ticket_window < _WIDE_WINDOW
-    return Linger(flush_s / 4 if is_waited_for else flush_s, max(1, min(_WORTH_A_CALL, spare // 2)))
+    return flush_s / 4 if is_waited_for else flush_s, max(1, min(_WORTH_A_CALL, spare // 2))
 
 
 class Success(Executed, Protocol):

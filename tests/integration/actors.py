@@ -44,7 +44,6 @@ from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.lifecycle.process_ending import ProcessEnding
-from usher.consumer.policy.acks import Linger
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.policy.quarantine import is_unseen
 from usher.master.dispatch.dispatcher import Dispatcher
@@ -289,9 +288,7 @@ class ConsumerActor:
         self.reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), self.incarnation, 8, 1008, 512)
         self.lost: list[str] = []
         self.read_link = TroubledLink(url, f"test:{self.incarnation}:read")
-        self.acker = Acker(
-            self.link, self.steps, self.lanes, self.reporter, self.incarnation, Linger(0.0, 500), 1000, self.lost.append
-        )
+        self.acker = Acker(self.steps, self.lanes, self.reporter, (0.0, 500), 1000, self.lost.append)
         self.acker.policy = policy
         self.journal = Journal(journal, "", self.incarnation, registration.slots)
         self.executor = Executor(

@@ -25,7 +25,6 @@ from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
-from usher.consumer.policy.acks import Linger
 
 _NEVER_S = 3600.0
 _PATIENCE_S = 20.0
@@ -40,7 +39,7 @@ def _acker(world: World, lanes: Lanes, enough: int = 500, was_quiet: bool = Fals
     link = Link(world.link.url, "test:ack")
     steps = OwnerScripts(ScriptRunner(link), world.keys, owner.registration)
     reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 8, 1008, 512)
-    acker = Acker(link, steps, lanes, reporter, owner.incarnation, Linger(_NEVER_S, enough), 0, lambda why: None)
+    acker = Acker(steps, lanes, reporter, (_NEVER_S, enough), 0, lambda why: None)
     acker._flushed_s = -math.inf if was_quiet else now_s()
     acker.start()
     try:

@@ -109,6 +109,8 @@ class TestJudge:
 class Runners:
     """A batch handler on its pool, on lanes, with accounts that keep what comes."""
 
+    unnoted = frozenset[bytes]()
+
     def __init__(
         self,
         handle: Callable[[list[Message]], Any],
