@@ -26,7 +26,6 @@ from usher.common.redis.client import Link, SameServer
 from usher.common.redis.replies import Order
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import call_in_children
-from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.service import Service, stalled
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
@@ -160,7 +159,6 @@ class Incarnation:
         journal: Journal,
         on_lost: Callable[..., None],
         metrics: Metrics,
-        state: ProcessState,
         template: Template,
         masters: Callable[[str | None], MasterClient],
     ) -> None:
@@ -206,7 +204,7 @@ class Incarnation:
         self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, slots)
         self._event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
         self.pool += self._suspect_workers(template)
-        self.progress = ProgressWatch(lambda: (self.executor.ended, lanes.running), state, self.executor.look)
+        self.progress = ProgressWatch(lambda: (self.executor.ended, lanes.running), self.executor.look)
         watchdog = Watchdog(self.executor.running, ending, limit_s, self._event_loop)
         self.watch: list[Service] = [watchdog] if limit_s else []
         self._drain_steps = self.steps("drain")

@@ -26,7 +26,6 @@ from usher.common.protocol.message import Key, key_bytes, ticket_key
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.protocol.run_log import DONE, MERGED
 from usher.common.redis.client import Link
-from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.settings import load
 from usher.common.sending.producer import Producer
 from usher.consumer.execution.acker import Acker
@@ -214,7 +213,6 @@ class Kit:
             Journal(None, "", registered.incarnation, 1, MOST_ABSORBED),
             lambda why, **_: self._broken.append(why),
             Metrics(),
-            ProcessState(),
             Template(),
             lambda leader: MasterClient(["http://127.0.0.1:1"], ""),
         )
