@@ -132,14 +132,14 @@ class TroubledLink(Link):
 
     def knows(self, runner: ScriptRunner) -> None:
         """Read the digests of a runner's steps by their names."""
-        prepare = runner.prepared
+        digest_of = runner.digest
 
-        def prepared(name: str) -> tuple[str, str]:
-            text, digest = prepare(name)
-            self._steps[digest] = (name, text)
-            return text, digest
+        def digest(name: str) -> str:
+            made = digest_of(name)
+            self._steps[made] = (name, runner._text(name))
+            return made
 
-        runner.prepared = prepared  # type: ignore[method-assign]
+        runner.digest = digest  # type: ignore[method-assign]
 
     def arrive(self, other: Link) -> list[Any]:
         """What was late reaches Redis now, by another connection. Its replies; nobody else sees them."""
