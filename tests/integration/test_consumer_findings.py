@@ -51,6 +51,7 @@ class _Batches:
         self.consumer.read()
 
     def look(self) -> BatchCall | None:
+        self.consumer.flush()  # nothing starts again before its failure is noted
         lanes = self._gatherer.take(now_s())
         return BatchCall(self.consumer.executor, lanes, self._declared) if lanes is not None else None
 
