@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from usher.common.base.clock import anchor, now_s
+from usher.common.base.errors import OwnershipLost, RedisTrouble, ServerChanged
 from usher.common.base.log import event
 from usher.common.http.serve import LEAST_SILENCE_S, LOOK_S, Liveness
 from usher.common.observability.metrics import Metrics
@@ -22,7 +24,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import MarkFields, parse_weights
 from usher.common.protocol.run_log import Ran
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Link, SameServer
+from usher.common.redis.client import CommandRefused, Link, SameServer
 from usher.common.redis.replies import Order
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import call_in_children
@@ -30,7 +32,6 @@ from usher.common.runtime.service import Service, stalled
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.batch_pool import batch_pool
-from usher.consumer.execution.drain import Drain
 from usher.consumer.execution.executor import Beside, Executor
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
@@ -44,7 +45,7 @@ from usher.consumer.isolation.worker import SuspectWorker, most_children
 from usher.consumer.lifecycle.heartbeat import Heartbeat, LeaseGuard, ProgressWatch
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
-from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
+from usher.consumer.lifecycle.owner_scripts import GiveBack, Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
 from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.policy.acks import linger
@@ -141,6 +142,96 @@ _JOIN_S = 2.0
 FLUSH_S = 0.02
 #: Longest wait between attempts, unless the handler says otherwise.
 RETRY_CAP_S = 60.0
+
+
+#: Pause between looks of a drain, and the least time that it has: to refuse hand-overs, and give quiet tickets back.
+_DRAIN_LOOK_S, _LEAST_DRAIN_S = 0.02, 0.5
+
+
+class Drain:
+    """A drain, used once, by one thread, with a connection of its own behind ``steps``: leave so that nothing has to be
+    delivered again.
+
+    The order matters. First Redis refuses further hand-overs to us; only operators' orders can come into the inbox
+    then, which is read until the end, and the first read brings all hand-overs. Handlers that run may finish; finished
+    messages are acknowledged; every quiet ticket is given back whole, with the time at which it is due, if it waits.
+    What the leader recalls now is given back anyway. Messages that still run at the end of the grace time are not
+    touched: the lease ends, and the leader takes them back.
+    """
+
+    def __init__(
+        self,
+        steps: OwnerScripts,
+        lanes: Lanes,
+        reader: InboxReader,
+        acker: Acker,
+        lease_ms: int,
+        deregister: Callable[[], bool] | None = None,
+    ) -> None:
+        self._steps = steps
+        self._deregister = deregister or steps.deregister
+        self._is_marked = self._reader_ended = self._is_read = False
+        self._given_back = 0
+        self._lanes = lanes
+        self._reader = reader
+        self._acker = acker
+        self._lease_ms = lease_ms
+
+    def run(self, grace_s: float, say_goodbye: Callable[[], None]) -> bool:
+        """Drain for up to ``grace_s`` seconds, then tell a master. Return whether nothing of us is left, and we have
+        deregistered. Never raises: the end of the lease settles what cannot be done here."""
+        until_s = now_s() + max(grace_s, _LEAST_DRAIN_S)
+        self._lanes.pause()
+        self._acker.hurry()
+        clean = False
+        trouble = ""
+        while not clean:
+            try:
+                clean = self._step()
+            except RedisTrouble as problem:  # not yet: every step may be taken again
+                trouble = str(problem)
+            except (OwnershipLost, ServerChanged, CommandRefused) as problem:
+                trouble = str(problem)
+                break
+            if clean or now_s() >= until_s:
+                break
+            time.sleep(_DRAIN_LOOK_S)
+        facts: dict[str, Any] = {"given_back": self._given_back, "still_running": self._lanes.running}
+        event(log, "consumer_drained", clean=clean, trouble=trouble or "none", **facts)
+        say_goodbye()
+        return clean
+
+    def _step(self) -> bool:
+        if not self._is_marked:
+            self._steps.drain(self._lease_ms)
+            self._is_marked = True
+        self._read_the_rest()  # again and again: orders still come
+        self._given_back += self._give_back()
+        return self._is_read and not self._lanes.running and self._acker.is_flushed and self._deregister()
+
+    def _read_the_rest(self) -> None:
+        if not self._reader_ended:
+            self._reader.stop()
+            if not self._reader.join(_DRAIN_LOOK_S):
+                raise RedisTrouble("the reader has not ended yet")
+            # ``stop`` broke its connection, which a thread that was not waiting on it has not noticed.
+            self._reader.close()
+            self._reader_ended = True
+        self._reader.read_rest()
+        self._is_read = True
+
+    def _give_back(self) -> int:
+        with self._lanes.lock:
+            quiet = self._lanes.board.quiet()
+        # In this order: a ticket that became quiet by a failure is given back only when Redis knows of the failure, or
+        # its next owner would count one attempt less.
+        if not quiet or not self._acker.is_settled:
+            return 0
+        answers = self._steps.give_back(GiveBack(ticket, *of_it) for ticket, of_it in quiet.items())
+        given = [ticket for ticket, is_given in zip(quiet, answers, strict=False) if is_given]
+        with self._lanes.lock:
+            self._lanes.board.drop_quiet(given)
+        return len(given)
 
 
 class Incarnation:
@@ -283,15 +374,15 @@ class Incarnation:
     def stop(self, grace_s: float) -> None:
         """Drain for up to ``grace_s`` seconds, then end every thread, without waiting for threads that are still in a
         handler. While there are any, the lease guard stays: it ends the process before another owner may start."""
-        drained = self._drain.run(grace_s, self._say_goodbye)
+        is_clean = self._drain.run(grace_s, self._say_goodbye)
         self._journal.explain()  # we cut off what still runs
-        ending = [service for service in reversed(self.services) if drained.clean or service is not self.guard]
+        ending = [service for service in reversed(self.services) if is_clean or service is not self.guard]
         for service in ending:
             service.stop()
         until_s = now_s() + _JOIN_S
         for service in ending:
             service.join(max(0.0, until_s - now_s()))
-        if drained.clean:
+        if is_clean:
             self._journal.remove()
         self.reader.close()
         self._drain_steps.link.close()

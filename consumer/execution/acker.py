@@ -33,7 +33,7 @@ from usher.consumer.execution.outages import Outages
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.message import Message, Told, answers_of
 from usher.consumer.lifecycle.owner_scripts import GO_ON, Buried, GiveBack, Letter, OwnerScripts
-from usher.consumer.policy.acks import AckLedger, FailedAttempt, Success
+from usher.consumer.policy.acks import AckLedger, FailedAttempt
 from usher.consumer.policy.outcome import CLEARED_OUT, OPERATOR, Bury
 
 #: The waiting time is taken from the first execution of a batch, and from every so many-th after it.
@@ -48,7 +48,7 @@ class HandlerCounters:
         self.handlers = DurationHistogram()
         self.waits = DurationHistogram(LONG_US)
 
-    def done(self, runs: Sequence[Success], absorbed: int) -> None:
+    def done(self, runs: Sequence[Message], absorbed: int) -> None:
         self.outcomes[DONE] += len(runs) + absorbed
         self.handlers.add([run.end_us - run.start_us for run in runs])
         self.waits.add(
@@ -144,12 +144,12 @@ class Acker(Service):
 
     # ---- any thread --------------------------------------------------------------------------------------------------
 
-    def absorbed(self, item: Success, absorbed: Sequence[Success]) -> None:
+    def absorbed(self, item: Message, absorbed: Sequence[Message]) -> None:
         """Take those that ended with ``item``, in order, before that itself is taken."""
         self._asked.update([one.stream_id for one in absorbed if one.is_asked])
         self._ledger.absorbed[item.stream_id] = absorbed
 
-    def finished(self, item: Success, here: bool = False) -> None:
+    def finished(self, item: Message, here: bool = False) -> None:
         """Take a success. ``here``: this thread may wait for Redis, and takes a lane next."""
         if item.is_asked:  # with the look below, all that results cost where nobody asks for one
             self._asked.add(item.stream_id)
@@ -387,7 +387,7 @@ class Acker(Service):
                 return min(most, number)
         return most
 
-    def _acknowledge(self, batch: list[Success]) -> None:
+    def _acknowledge(self, batch: list[Message]) -> None:
         into = self._ledger.into
         record = encode(self._incarnation, batch, by=self.ran, into=into) if self._run_log_length else b""
         ids = [item.stream_id for item in batch]

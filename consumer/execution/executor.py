@@ -35,7 +35,7 @@ from usher.consumer.handlers.message import Message, OwnLease, told
 from usher.consumer.lifecycle.journal import APART, Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished
 from usher.consumer.policy.batches import TriedTogether
-from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, Settling, TicketPace, TryAgain, decide, unended
+from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, Settling, TicketPace, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 
 log = logging.getLogger(__name__)
@@ -298,7 +298,7 @@ class Executor:
         if message.stream_id in self.lanes.board.given_up:
             message.failures, wait = GIVEN_UP, None
         now = self.clock()
-        decision = TryAgain(wait.due_s - now) if wait else decide(problem, message.failures, self.policy, self.rng)
+        decision = wait.due_s - now if wait else decide(problem, message.failures, self.policy, self.rng)
         end_us = run_us()
         noted = self._noted(message, text, at, end_us // 1000, wait)
         times = message.attempt, message.start_us, end_us
@@ -319,9 +319,7 @@ class Executor:
             return
         # What fails at once, as in an outage, does not tell how long handlers take that do not.
         ran_s = (run.end_us - run.start_us) / 1e6
-        self._wait(
-            lane, message, self.clock() + decision.wait_s, wait, None if lane.apart or ran_s < SHORT_S else ran_s
-        )
+        self._wait(lane, message, self.clock() + decision, wait, None if lane.apart or ran_s < SHORT_S else ran_s)
 
     def _wait(
         self, lane: MessageLane, message: Message, due_s: float, wait: Wait | None, ran_s: float | None = None
@@ -468,7 +466,7 @@ def _may_join(message: Message) -> bool:
     return is_fit and not (message.alone or message.failures)
 
 
-def _tell(message: Message, problem: BaseException, text: ErrorText, decision: TryAgain | Bury) -> None:
+def _tell(message: Message, problem: BaseException, text: ErrorText, decision: float | Bury) -> None:
     facts: dict[str, Any] = {**message.facts(), "error": text.error[:500]}
     if isinstance(problem, ProcessEnded):
         facts |= {"failures": message.failures, "crashes": message.crashes}
@@ -478,10 +476,10 @@ def _tell(message: Message, problem: BaseException, text: ErrorText, decision: T
         trace = "" if isinstance(problem, ProcessEnded) else text.traceback
         event(log, "message_given_up", level=logging.ERROR, trace=trace, reason=decision.reason, **facts)
     elif isinstance(problem, RetryLater) and not isinstance(problem, TriedTogether):
-        event(log, "handler_asked_later", retry_in_s=decision.wait_s, **facts)
+        event(log, "handler_asked_later", retry_in_s=decision, **facts)
     elif not isinstance(problem, ProcessEnded):
         trace = text.traceback if message.failures <= 1 else ""
-        event(log, "handler_failed", level=logging.WARNING, trace=trace, retry_in_s=decision.wait_s, **facts)
+        event(log, "handler_failed", level=logging.WARNING, trace=trace, retry_in_s=decision, **facts)
 
 
 def _outcome(problem: BaseException) -> str:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import NotedError
-from usher.common.protocol.run_log import Executed
 
 #: Number of messages that is worth a call; with fewer the acker waits for more.
 _WORTH_A_CALL = 200
@@ -32,18 +31,9 @@ def linger(flush_s: float, strict: bool, spare: int, ticket_window: int) -> tupl
     return flush_s / 4 if is_waited_for else flush_s, max(1, min(_WORTH_A_CALL, spare // 2))
 
 
-class Success(Executed, Protocol):
-    @property
-    def lane(self) -> Any:
-        """Return the held lane, when the next message of the ticket must wait for the acknowledgement."""
-
-    @property
-    def is_asked(self) -> bool:
-        """Return whether somebody waits for its result."""
-
-
 class Finished(NamedTuple):
-    """An execution that ended, as it was then. Times are microseconds since the epoch."""
+    """An execution that ended, as it was then. Times are microseconds since the epoch. ``lane``: held, when the next
+    message of the ticket must wait for the acknowledgement."""
 
     ticket: bytes
     stream_id: bytes
@@ -72,18 +62,18 @@ class AckLedger:
     absorbed, in this batch. They are acknowledged together."""
 
     def __init__(self, most: int) -> None:
-        self.finished: deque[Success] = deque()  # append and popleft of a deque are atomic
+        self.finished: deque[Any] = deque()  # append and popleft of a deque are atomic
         self.is_again = False
         self._most = most
-        self._under_way: list[Success] = []
+        self._under_way: list[Any] = []
         self.taken = 0
-        self.absorbed: dict[bytes, Sequence[Success]] = {}
+        self.absorbed: dict[bytes, Sequence[Any]] = {}
         self.into: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
         return len(self.finished) + (self.taken if self._under_way else 0)
 
-    def next_batch(self, most: int | None = None) -> list[Success]:
+    def next_batch(self, most: int | None = None) -> list[Any]:
         """Return the batch that is under way, or a new one of up to ``most`` messages; empty when there is nothing."""
         self.is_again = bool(self._under_way)
         if not self.is_again:

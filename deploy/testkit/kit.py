@@ -40,7 +40,7 @@ from usher.consumer.isolation.process import Template
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.registrar import Taken
-from usher.consumer.policy.acks import FailedAttempt, Success
+from usher.consumer.policy.acks import FailedAttempt
 from usher.consumer.settings import ConsumerSettings
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import ChangeWatch, Report
@@ -124,7 +124,7 @@ class _KitAcker(Acker):
 
     note: Callable[[bytes, bytes, int, str], None]
 
-    def finished(self, item: Success, here: bool = False) -> None:
+    def finished(self, item: Message, here: bool = False) -> None:
         self.note(item.ticket, item.stream_id, item.attempt, DONE)
         for one in self._ledger.absorbed.get(item.stream_id, ()):
             self.note(one.ticket, one.stream_id, one.attempt, MERGED)

@@ -31,13 +31,12 @@ from usher.common.redis.client import Arg, CommandRefused, Link, ScriptMissing
 from usher.common.redis.endpoints import make_connection
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import SKIP, Acker
-from usher.consumer.execution.drain import Drain
 from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.incarnation import Orders
+from usher.consumer.incarnation import Drain, Orders
 from usher.consumer.isolation.process import ProcessSpec, Template
 from usher.consumer.isolation.worker import SuspectWorker
 from usher.consumer.lifecycle.journal import Journal

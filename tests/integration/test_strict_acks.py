@@ -19,10 +19,10 @@ from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.async_pool import LaneWorker
-from usher.consumer.execution.drain import Drain
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.incarnation import Drain
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 
@@ -155,7 +155,7 @@ def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:
         a.acker.start()
         run.succeed()
         until(lambda: a.acker._lingering)
-        assert drain.run(_PATIENCE_S, lambda: None).clean
+        assert drain.run(_PATIENCE_S, lambda: None)
         link.close()
         a.acker.stop()
         assert a.acker.join(_PATIENCE_S)
