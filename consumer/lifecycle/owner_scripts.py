@@ -26,15 +26,6 @@ _NO_ERROR = NotedError()
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
 
 
-class Renewal(NamedTuple):
-    """The result of a renewal. ``state``: live, draining, revoked (the lease was not extended), or "" when the lease is
-    gone. ``touched``: number of pending entries. ``following``: id to go on from, empty when all were touched."""
-
-    state: str
-    touched: int
-    following: bytes = b""
-
-
 class Buried(enum.Enum):
     """The result of the script dead_letter. HALTED: the ticket waits for an operator; RETURNED: nothing was
     left to halt, the ticket went back to ``master``; GONE: the message is not in processing any
@@ -92,22 +83,23 @@ class OwnerScripts:
         self._lease = keys.lease(registration.incarnation)
         self._has_renewed = False
 
-    def renew(self, lease_ms: int, start: bytes = b"-", left_ms: int = 1) -> Renewal:
+    def renew(self, lease_ms: int, start: bytes = b"-", left_ms: int = 1) -> tuple[str, int, bytes]:
         """Extend the lease, and touch up to a thousand pending entries of this incarnation, from ``start`` on.
-        ``left_ms``: what the lease has left, and keeps if it was revoked."""
+        ``left_ms``: what the lease has left, and keeps if it was revoked. Return its state (live, draining, revoked: it
+        was not extended, or "": it is gone), how many were touched, and the id to go on from, empty after the last."""
         first = () if self._has_renewed else (self._keys.unproven(self._incarnation), self._keys.changed)
         keys = (self._lease, self._keys.stream, *first)
         args = (self._keys.group, self._incarnation, lease_ms, start, max(1, left_ms))
         state, touched, following = self._scripts.run("renew", keys, args)
         self._has_renewed = True
-        return Renewal("" if state == b"LOST" else state.decode(), touched, following)
+        return "" if state == b"LOST" else state.decode(), touched, following
 
-    def extend(self, lease_ms: int, left_ms: int) -> Renewal:
-        """Extend the lease alone, by one plain command; see ``renew``."""
+    def extend(self, lease_ms: int, left_ms: int) -> str:
+        """Extend the lease alone, by one plain command; return its state, see ``renew``."""
         state = self.link.call("GETEX", self._lease, "PX", lease_ms)
         if state == b"revoked":
             self.link.call("PEXPIRE", self._lease, max(1, left_ms))
-        return Renewal((state or b"").decode(), 0)
+        return (state or b"").decode()
 
     def ack(
         self,
