@@ -302,12 +302,10 @@ class Incarnation:
         self._drain = Drain(self._drain_steps, lanes, self.reader, self.acker, lease_ms, self._deregister)
         self._goodbye = masters(taken.leader_url)
 
-    def _link(self, role: str, timeout_s: float = 5.0) -> Link:
-        return Link(self._redis_url, f"consumer:{self.name}:{role}", timeout_s, self._same_server)
-
     def steps(self, role: str, timeout_s: float = 5.0) -> OwnerScripts:
         """Return the owner's scripts over a connection of their own."""
-        return OwnerScripts(ScriptRunner(self._link(role, timeout_s)), self._keys, self._registration)
+        link = Link(self._redis_url, f"consumer:{self.name}:{role}", timeout_s, self._same_server)
+        return OwnerScripts(ScriptRunner(link), self._keys, self._registration)
 
     def _make_reader(self, is_batch: bool, ending: ProcessEnding) -> InboxReader:
         settings, steps = self._settings, self.steps("read")
