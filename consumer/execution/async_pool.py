@@ -262,7 +262,7 @@ class AsyncPool(Service):
             if not executor.succeeded(lane, message, start_us, run_us()):
                 return None
             if executor.lanes.paused or not lane.queue or contextvars.copy_context() != before:
-                break  # a context that was changed, or a cancelled task, is no other's: the lane goes on in another task
+                break  # a changed context, or a cancelled task, is no other message's: another task goes on
             if not await self._pause(0.0):  # a handler that never waits must not keep the loop for itself
                 break
         return count
