@@ -49,7 +49,7 @@ from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEndin
 from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.policy.acks import linger
 from usher.consumer.policy.outcome import RetryPolicy
-from usher.consumer.settings import ConsumerSettings
+from usher.consumer.settings import ConsumerSettings, WorkSettings
 
 
 class Orders:
@@ -166,7 +166,7 @@ class Incarnation:
 
     def __init__(
         self,
-        settings: ConsumerSettings,
+        settings: WorkSettings,
         redis_url: str,
         taken: Taken,
         handler: Handler,
@@ -224,7 +224,7 @@ class Incarnation:
         self._goodbye = masters(taken.leader_url)
 
     def _make_reader(
-        self, settings: ConsumerSettings, wires: _Wires, keys: Keys, is_batch: bool, on_lost: Callable[[str], None]
+        self, settings: WorkSettings, wires: _Wires, keys: Keys, is_batch: bool, on_lost: Callable[[str], None]
     ) -> InboxReader:
         link = wires.link("read")
         reader = InboxReader(link, keys, self.name, self.lanes, self.lease)
@@ -261,9 +261,7 @@ class Incarnation:
         """Return where the handlers stand that run in this process, by message."""
         return stacks(loop.calls if (loop := self._event_loop) is not None else {})
 
-    def _suspect_workers(
-        self, settings: ConsumerSettings, wires: _Wires, stream: str, template: Template
-    ) -> list[Service]:
+    def _suspect_workers(self, settings: WorkSettings, wires: _Wires, stream: str, template: Template) -> list[Service]:
         spec = ProcessSpec(
             settings.handler,
             stream,
@@ -370,7 +368,7 @@ def kinds_of(marks: MarkFields, kind_of: Callable[[Message], object]) -> Callabl
     return kinds
 
 
-def terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolicy, float]:
+def terms(settings: WorkSettings, asked: HandlerOptions) -> tuple[RetryPolicy, float]:
     """Return what holds for the handler: its retry policy, and the longest it may run in seconds (0: no limit)."""
     base_s = given(asked.backoff_s, settings.retry_seconds)
     cap_s = given(asked.backoff_cap_s, RETRY_CAP_S)

@@ -34,14 +34,14 @@ from usher.consumer.execution.executor import MOST_ABSORBED
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import code_of, load_handler
-from usher.consumer.incarnation import Incarnation, master_client, terms
+from usher.consumer.incarnation import Incarnation, terms
 from usher.consumer.isolation.process import Template
 from usher.consumer.isolation.worker import most_children
 from usher.consumer.lifecycle.journal import Journal, read_journal
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.process_ending import report_crash
 from usher.consumer.lifecycle.registrar import Registrar, Taken
-from usher.consumer.settings import ConsumerSettings
+from usher.consumer.settings import WorkSettings
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -103,7 +103,7 @@ _UNREGISTERED_S = 10.0
 _MOST_NAMED = 20
 
 
-def origin(settings: ConsumerSettings) -> str:
+def origin(settings: WorkSettings) -> str:
     """Return the origin that a journal must have to be believed: this boot, and this stream and group, since another
     one may have had a consumer of our name."""
     prefix = Keys(settings.work_stream, settings.group).prefix
@@ -114,7 +114,7 @@ def journal_beside(lock: NameLock) -> Path:
     return lock.path.with_suffix(".journal")
 
 
-def name_what_ran(settings: ConsumerSettings) -> list[str]:
+def name_what_ran(settings: WorkSettings) -> list[str]:
     """Name the messages whose handlers ran when the process of our name ended, as its journal says, for the log of its
     arbiter. The successor reads it again, for what is charged."""
     former = read_journal(journal_beside(NameLock(settings.state_folder, settings.consumer_name)), origin(settings))
@@ -132,22 +132,24 @@ class ConsumerProgram:
 
     def __init__(
         self,
-        settings: ConsumerSettings,
+        settings: WorkSettings,
         redis_url: str,
         leave: Callable[[str], None],
         give_up: Callable[[str], None],
         ends: WorkerEnds,
         template: Template,
+        masters: Callable[[str | None], MasterClient],
     ) -> None:
         """Make the program. ``leave`` ends this process, so that a new one is started; ``give_up`` ends the program;
-        ``ends``: how the process before it ended; ``template``: forks the processes of suspects."""
+        ``ends``: how the process before it ended; ``template``: forks the processes of suspects; ``masters``
+        makes a client that asks this leader first."""
         self._ends = ends
         self._template = template
         self._settings = settings
         self._redis_url = redis_url
         self._leave = leave
         self._give_up = give_up
-        self.masters: Callable[[str | None], MasterClient] = functools.partial(master_client, settings)
+        self._masters = masters
         if isinstance(sys.stdout, io.TextIOWrapper):
             # Whatever a handler prints is seen, in the order of the log, even if its process is killed.
             sys.stdout.reconfigure(line_buffering=True)
@@ -202,7 +204,7 @@ class ConsumerProgram:
         )
         self._registrar = Registrar(
             lambda: self._ask(health_url),
-            self.masters(None),
+            self._masters(None),
             self._begin,
             self._tell_of_former,
             self._give_up,
@@ -273,7 +275,7 @@ class ConsumerProgram:
                     self._lost,
                     self._metrics,
                     self._template,
-                    self.masters,
+                    self._masters,
                 )
                 self._incarnation.acker.on_progress = self._ends.progressed
                 self._ends.began()
