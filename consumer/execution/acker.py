@@ -24,7 +24,7 @@ from usher.common.base.log import event
 from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.run_log import DONE, FAILURES, RETRY_LATER, Ran, encode, encode_kept
-from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import HandOver
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.common.runtime.service import Service
@@ -33,7 +33,7 @@ from usher.consumer.execution.outages import Outages
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.message import Message, Told, answers_of
 from usher.consumer.lifecycle.owner_scripts import GO_ON, Buried, GiveBack, Letter, OwnerScripts
-from usher.consumer.policy.acks import AckLedger, FailedAttempt, Linger, Success
+from usher.consumer.policy.acks import AckLedger, FailedAttempt
 from usher.consumer.policy.outcome import CLEARED_OUT, OPERATOR, Bury
 
 #: The waiting time is taken from the first execution of a batch, and from every so many-th after it.
@@ -48,7 +48,7 @@ class HandlerCounters:
         self.handlers = DurationHistogram()
         self.waits = DurationHistogram(LONG_US)
 
-    def done(self, runs: Sequence[Success], absorbed: int) -> None:
+    def done(self, runs: Sequence[Message], absorbed: int) -> None:
         self.outcomes[DONE] += len(runs) + absorbed
         self.handlers.add([run.end_us - run.start_us for run in runs])
         self.waits.add(
@@ -101,21 +101,18 @@ class Acker(Service):
 
     def __init__(
         self,
-        link: Link,
         steps: OwnerScripts,
         lanes: Lanes,
         reporter: Reporter,
-        incarnation: str,
-        linger: Linger,
+        linger: tuple[float, int],
         run_log_length: int,
         on_lost: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._link = link
-        self._steps = steps
+        self._steps, self._link = steps, steps.link
         self._lanes = lanes
         self._reporter = reporter
-        self._incarnation = incarnation
+        self._incarnation = steps.incarnation
         self._linger_s, self._enough = linger
         self._flushed_s = -math.inf
         self._run_log_length = run_log_length
@@ -147,12 +144,12 @@ class Acker(Service):
 
     # ---- any thread --------------------------------------------------------------------------------------------------
 
-    def absorbed(self, item: Success, absorbed: Sequence[Success]) -> None:
+    def absorbed(self, item: Message, absorbed: Sequence[Message]) -> None:
         """Take those that ended with ``item``, in order, before that itself is taken."""
         self._asked.update([one.stream_id for one in absorbed if one.is_asked])
         self._ledger.absorbed[item.stream_id] = absorbed
 
-    def finished(self, item: Success, here: bool = False) -> None:
+    def finished(self, item: Message, here: bool = False) -> None:
         """Take a success. ``here``: this thread may wait for Redis, and takes a lane next."""
         if item.is_asked:  # with the look below, all that results cost where nobody asks for one
             self._asked.add(item.stream_id)
@@ -390,7 +387,7 @@ class Acker(Service):
                 return min(most, number)
         return most
 
-    def _acknowledge(self, batch: list[Success]) -> None:
+    def _acknowledge(self, batch: list[Message]) -> None:
         into = self._ledger.into
         record = encode(self._incarnation, batch, by=self.ran, into=into) if self._run_log_length else b""
         ids = [item.stream_id for item in batch]

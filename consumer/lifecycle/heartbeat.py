@@ -11,7 +11,6 @@ from collections.abc import Callable
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
-from usher.common.redis.client import Link
 from usher.common.runtime.service import Service
 from usher.consumer.handlers.message import OwnLease
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
@@ -31,15 +30,13 @@ class Heartbeat(Service):
 
     def __init__(
         self,
-        link: Link,
         steps: OwnerScripts,
         lease: OwnLease,
         works: Callable[[], bool],
         on_lost: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._link = link
-        self._steps = steps
+        self._steps, self._link = steps, steps.link
         self._lease = lease
         self._works = works
         self._on_lost = on_lost

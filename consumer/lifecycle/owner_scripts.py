@@ -88,7 +88,7 @@ class OwnerScripts:
     """The atomic steps of one incarnation. Each raises OwnershipLost when the lease has ended."""
 
     def __init__(self, scripts: ScriptRunner, keys: Keys, registration: Registration) -> None:
-        self._scripts = scripts
+        self._scripts, self.link = scripts, scripts.link
         self._keys = keys
         self._registration = registration
         self.incarnation = self._incarnation = registration.incarnation
@@ -107,9 +107,9 @@ class OwnerScripts:
 
     def extend(self, lease_ms: int, left_ms: int) -> Renewal:
         """Extend the lease alone, by one plain command; see ``renew``."""
-        state = self._scripts.link.call("GETEX", self._lease, "PX", lease_ms)
+        state = self.link.call("GETEX", self._lease, "PX", lease_ms)
         if state == b"revoked":
-            self._scripts.link.call("PEXPIRE", self._lease, max(1, left_ms))
+            self.link.call("PEXPIRE", self._lease, max(1, left_ms))
         return Renewal((state or b"").decode(), 0)
 
     def ack(
@@ -174,7 +174,7 @@ class OwnerScripts:
         which who may send it makes Redis write thousands of millions of them, and answer nobody else."""
         found: Sequence[bytes] = ()
         with contextlib.suppress(CommandRefused):  # `usher doctor` tells of rights
-            found = self._scripts.link.call("HSCAN", self._keys.errors, 0, "COUNT", _SOME)[1]
+            found = self.link.call("HSCAN", self._keys.errors, 0, "COUNT", _SOME)[1]
         return [one for one in map(decode_error, found[1::2]) if one and one.at_ms >= wall_ms() - _NEW_MS]
 
     def drain(self, lease_ms: int) -> None:

@@ -133,7 +133,7 @@ def test_one_of_three_renewals_touches_and_the_first_does(world: World, monkeypa
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, b"T")
     lost = list[str]()
-    heart = Heartbeat(world.link, a.steps, OwnLease(LEASE_MS / 1000, now_s()), lambda: True, lost.append)
+    heart = Heartbeat(a.steps, OwnLease(LEASE_MS / 1000, now_s()), lambda: True, lost.append)
     touching = {"evalsha": 1, "getex": 1, "xpending": 1, "xclaim": 1}
     asked = [spent(world.link, heart.run_once) for _ in range(4)]
     assert asked == [touching, {"getex": 1}, {"getex": 1}, touching]

@@ -29,6 +29,8 @@ LEASE = OwnLease(1e6, now_s())  # taken when the tests are collected; it outlive
 class Pool:
     """An async pool on lanes; what its messages ended in."""
 
+    unnoted = frozenset[bytes]()
+
     def __init__(
         self,
         handle: Callable[[Message], Awaitable[None]],
@@ -301,13 +303,13 @@ def test_a_failed_message_starts_again_once_its_failure_is_noted_or_a_lost_lease
         raise ValueError
 
     made = Pool(handle)
-    made.executor.unnoted = unnoted = {b"1-0"}
+    made.unnoted = frozenset({b"1-0"})
     made.add(1)
     made.pool.start()
     made.until(lambda: starts == [1])
     time.sleep(0.2)  # it is due at once
     assert starts == [1]
-    unnoted.clear()
+    made.unnoted = frozenset()
     made.until(lambda: made.given_up == ["1-0"])
     made.end()
     assert starts == [1, 2, 3]
