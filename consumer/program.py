@@ -19,10 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from usher.common.base.clock import now_s, run_us, wall_ms
-from usher.common.base.extras import version
+from usher.common.base.extras import Late, version
 from usher.common.base.log import event
 from usher.common.http.credentials import Credentials
 from usher.common.http.serve import LEAST_SILENCE_S, Liveness, WorkerEnds, url_of
@@ -47,6 +45,8 @@ from usher.consumer.settings import ConsumerSettings
 
 if TYPE_CHECKING:
     from flask import Flask
+
+psutil: Any = Late("psutil")
 
 #: Most queued messages that an answer names, and those of which it says where they run; calls of each, and characters
 #: of a file or a function.

@@ -120,7 +120,8 @@ class Credentials:
             tokens |= {_token_under(self.key): Identity(Role.CONSUMER, "*"), api_token: Identity(Role.ALL, "api-token")}
         self._fixed = {self.seal(digest_of(token)): identity for token, identity in tokens.items()}
         self._file = None if file is None else file.expanduser()
-        self._known = FileValue([] if self._file is None else [self._file], self._read, self._told, _LOOK_S)
+        #: Identities, by seal.
+        self.known = FileValue([] if self._file is None else [self._file], self._read, self._told, _LOOK_S)
 
     @property
     def asked(self) -> bool:
@@ -129,19 +130,17 @@ class Credentials:
 
     @property
     def people(self) -> list[Identity]:
-        return [identity for identity in self._known.get().values() if identity.name.startswith(MARK)]
+        return [identity for identity in self.known.get().values() if identity.name.startswith(MARK)]
 
     def seal(self, text: str) -> str:
         """Return the seal that stands for a token's hash in memory and in cookies; the hash alone is not enough to make
         it."""
         return hmac.new(self.key, text.encode(), "sha256").hexdigest()
 
-    def find(self, seal: str) -> Identity | None:
-        return self._known.get().get(seal)
-
     def person(self, name: str) -> Identity:
         """Return what somebody may do whom a proxy names: ``Role.ANYBODY`` who is not in the file."""
-        found = self.find(self.seal(MARK + name)) or self.find(self.seal(f"{MARK}*"))
+        known = self.known.get()
+        found = known.get(self.seal(MARK + name)) or known.get(self.seal(f"{MARK}*"))
         return Identity(found.role if found is not None else Role.ANYBODY, MARK + name)
 
     def _read(self) -> dict[str, Identity]:
@@ -150,7 +149,7 @@ class Credentials:
 
     def _told(self, unfit: SettingsError | OSError | None) -> None:
         if unfit is None:
-            event(log, "tokens_reloaded", tokens=len(self._known.get()))
+            event(log, "tokens_reloaded", tokens=len(self.known.get()))
             return
         problems, means = list(getattr(unfit, "problems", ())), "the former tokens stay in use"
         event(log, "tokens_file_unusable", level=logging.ERROR, problems=problems, means=means)

@@ -156,6 +156,7 @@ def serve(
     if 0 <= soft < _FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES if hard < 0 else min(_FILES, hard), hard))
     configured = _Program(make, program, graceful_s, tls, ends or WorkerEnds(), listener.detach())
+    gc.freeze()  # what the collector does not touch stays shared with the worker
     try:
         _Arbiter(configured).run()
     except SystemExit as ended:

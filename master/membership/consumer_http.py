@@ -17,15 +17,20 @@ from contextlib import closing, suppress
 from functools import cached_property
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, quote, urlsplit
 
 import orjson
 
 from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.extras import Late
 from usher.common.http.tls import FileValue, client_tls
 from usher.master.membership.health_url import HealthHosts, UnfitUrl
-from usher.master.policy.explain.facts import OwnEntry, OwnerTold
+
+if TYPE_CHECKING:
+    from usher.master.policy.explain.facts import OwnEntry, OwnerTold
+
+facts: Any = Late("usher.master.policy.explain.facts")
 
 #: How often requests that take too long in all are looked for.
 _LOOK_S = 0.5
@@ -169,7 +174,8 @@ def read_answer(body: bytes, now_ms: int) -> OwnerTold | None:
         document: dict[str, Any] = orjson.loads(body)
         ahead_ms = int(document["time_ms"]) - now_ms
         entries = tuple(_entry(entry, ahead_ms) for entry in document["entries"])
-        return OwnerTold(entries, int(document["max_attempts"]))
+        told: OwnerTold = facts.OwnerTold(entries, int(document["max_attempts"]))
+        return told
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -198,7 +204,7 @@ def read_process(body: bytes, now_ms: int) -> dict[str, Any] | None:
 
 def _entry(entry: dict[str, Any], ahead_ms: int) -> OwnEntry:
     started_ms, due_ms = int(entry["started_ms"] or 0), int(entry["due_ms"] or 0)
-    return OwnEntry(
+    own: OwnEntry = facts.OwnEntry(
         str(entry["id"]).encode(),
         str(entry["state"]),
         int(entry["attempt"]),
@@ -206,3 +212,4 @@ def _entry(entry: dict[str, Any], ahead_ms: int) -> OwnEntry:
         due_ms and max(1, due_ms - ahead_ms),
         bool(entry.get("apart")),
     )
+    return own

@@ -121,10 +121,10 @@ def test_a_token_that_was_taken_back_while_no_descriptor_was_left_ends_all_the_s
     known = Credentials("", file)
     file.write_text(line_of(Role.OPERATOR, "bob", "another"))
     with no_descriptors():
-        assert known.find(known.seal(digest_of("one"))) is not None
+        assert known.known.get().get(known.seal(digest_of("one"))) is not None
     clock[0] += 100
-    assert known.find(known.seal(digest_of("one"))) is None
-    assert known.find(known.seal(digest_of("another"))) == Identity(Role.OPERATOR, "bob")
+    assert known.known.get().get(known.seal(digest_of("one"))) is None
+    assert known.known.get().get(known.seal(digest_of("another"))) == Identity(Role.OPERATOR, "bob")
 
 
 @pytest.mark.parametrize(
