@@ -25,7 +25,6 @@ from usher.common.doctor.judgements import (
     TicketStreamFacts,
     examine_server,
     growth,
-    info_lines,
     memory_of,
 )
 from usher.common.doctor.source_status import SourcesReader
@@ -35,7 +34,7 @@ from usher.common.protocol.registration import parse
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
 from usher.common.redis.acl import AclProgram, programs
-from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.client import Arg, CommandRefused, Link, info_lines
 from usher.common.redis.endpoints import CLUSTER, SENTINEL, mode
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_leases
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from usher.common.protocol.mishaps import DeclaredLoss, Mishaps
 from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import info_lines
 
 #: Share of the memory from which it is time to act; when all of it is used, sends are refused.
 NEARLY_FULL = 0.8
@@ -194,15 +195,6 @@ class Growth(NamedTuple):
     @property
     def bytes_per_day(self) -> float:
         return _DAY_S * self.per_second * (self.entry_bytes or 0.0)
-
-
-def info_lines(reply: bytes) -> dict[str, str]:
-    """Return the ``name:value`` lines of INFO and CLUSTER INFO.
-
-    >>> info_lines(b"# Memory\\r\\nmaxmemory:0\\r\\n")
-    {'maxmemory': '0'}
-    """
-    return dict(line.split(":", 1) for line in reply.decode(errors="replace").splitlines() if ":" in line)
 
 
 def info_of(*replies: Any) -> dict[str, str]:

@@ -10,7 +10,7 @@ import logging
 import select
 import socket
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import hiredis
@@ -22,6 +22,7 @@ from usher.common.base.log import event
 from usher.common.redis.client import describe_unreachable, named
 from usher.common.redis.endpoints import has_moved, make_connection, misled
 from usher.common.redis.private_names import socket_of
+from usher.common.runtime.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +46,27 @@ class TrackingRefused(UsherError):
     """This server, or a proxy before it, does not report changes."""
 
 
-class ChangeEar:
-    """Hears which keys under ``prefixes`` (none: all keys) change. It only says where to look: nothing is lost when a
-    report is. Used by one thread, except for ``interrupt`` and ``unsaid``. Every trouble ends the connection; the next
-    ``listen`` makes another."""
+class ChangeEar(Service):
+    """Service that hears which keys under ``prefixes`` (none: all keys) change. ``changed`` gets what ``listen``
+    returns: it only says where to look, and nothing is lost when a report is. ``refused`` is called, once, when Redis
+    cannot announce changes or does not do so reliably, and why; it has then nothing more to do. Every trouble ends the
+    connection; the next turn makes another."""
 
-    def __init__(self, url: str, name: str, prefixes: Sequence[bytes]) -> None:
+    name = "watch"
+
+    def __init__(
+        self,
+        url: str,
+        client: str,
+        prefixes: Sequence[bytes],
+        changed: Callable[[list[bytes] | None], object] = lambda changed: None,
+        refused: Callable[[str], object] = lambda why: None,
+    ) -> None:
+        super().__init__()
         self._url = url
-        self._name = name
+        self._client = client
+        self._changed, self._refused = changed, refused
+        self.why = ""  # it is refused
         # An empty prefix means every key, and Redis is asked for every key by giving no prefix.
         self._wanted = [word for prefix in prefixes if prefix for word in (b"PREFIX", prefix)]
         self._connection: Any = None
@@ -62,6 +76,20 @@ class ChangeEar:
         self._heard_s, self._asked = 0.0, False
         self._unsaid: dict[bytes, float] = {}  # key -> when a change of it was found that was not reported
         self._lost: Counter[bytes] = Counter()
+
+    def run_once(self) -> float:
+        if self.why:
+            return self.stalls_after_s / 3
+        try:
+            changed = self.listen()
+            self._changed(changed)  # before the judgement: from here on nobody takes these for unannounced
+            self.judge(changed)
+        except TrackingRefused as refused:
+            self.close()
+            if not self.stopping:
+                self.why = str(refused)
+                self._refused(self.why)
+        return 0.0
 
     def listen(self) -> list[bytes] | None:
         """Wait a little, and return the keys that have changed; None: any may have (a new connection, FLUSHALL). Raises
@@ -91,8 +119,8 @@ class ChangeEar:
             self._unsaid.setdefault(key, now_s())
 
     def judge(self, changed: list[bytes] | None) -> None:
-        """Judge whether changes are reported: call it with what ``listen`` returned, after that was passed on. Raises
-        TrackingRefused when too many were not. After a new connection the count begins anew."""
+        """Judge whether changes are reported. Raises TrackingRefused when too many were not. After a new connection the
+        count begins anew."""
         if changed is None:
             self._unsaid.clear()
             self._lost.clear()
@@ -122,10 +150,12 @@ class ChangeEar:
         if self._connection is not None:
             self._connection.disconnect()
 
+    on_end = close
+
     def _connect(self) -> None:
         self._connection = None
         try:
-            self._connection = make_connection(self._url, self._name, _TIMEOUT_S)
+            self._connection = make_connection(self._url, self._client, _TIMEOUT_S)
             self._connection.connect()
             self._socket = sock = socket_of(self._connection)
         except (redis.RedisError, OSError) as failed:

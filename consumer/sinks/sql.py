@@ -65,12 +65,12 @@ class SinkTables:
     """The tables of all sinks of one database schema; ``name`` tells the sinks apart. The methods run in the caller's
     transaction."""
 
-    def __init__(self, dialect: str, name: str, schema: str | None) -> None:
+    def __init__(self, dialect: str, name: str) -> None:
         if dialect not in ("postgresql", "sqlite"):
             raise SinkMisused(f"SqlSink works on PostgreSQL and SQLite; this engine is for {dialect}")
         self._is_postgres = dialect == "postgresql"
         self._name = name
-        self.metadata = sa.MetaData(schema=schema)
+        self.metadata = sa.MetaData()
         number = sa.BigInteger
         self._fences = self._table("usher_fences", sa.Column("fence", number, nullable=False))
         self._uids = self._table("usher_uids", sa.Column("uid", sa.Text, primary_key=True))
@@ -260,8 +260,8 @@ M = TypeVar("M", bound=Marked)
 class BaseSink:
     """Base of the sinks for plain and for ``async def`` handlers."""
 
-    def __init__(self, dialect: str, name: str, schema: str | None, keep_s: float, keep_most: int | None) -> None:
-        self._tables = SinkTables(dialect, name, schema)
+    def __init__(self, dialect: str, name: str, keep_s: float, keep_most: int | None) -> None:
+        self._tables = SinkTables(dialect, name)
         if not abs(keep_s) < 1e12:
             raise SinkMisused(f"keep_s is a number of seconds (it is {keep_s})")
         self._kept = (keep_s, keep_most)
@@ -296,7 +296,6 @@ class SqlSink(BaseSink):
         *,
         keep_s: float = WEEK_S,
         keep_most: int | None = None,
-        schema: str | None = None,
     ) -> None:
         if isinstance(engine, str):
             made = sa.engine.make_url(engine)
@@ -309,7 +308,7 @@ class SqlSink(BaseSink):
                 " usher.consumer.sinks.sql_async.AsyncSqlSink"
             )
         self.engine = engine
-        super().__init__(engine.dialect.name, name, schema, keep_s, keep_most)
+        super().__init__(engine.dialect.name, name, keep_s, keep_most)
 
     @property
     def metadata(self) -> sa.MetaData:

@@ -30,7 +30,6 @@ class AsyncSqlSink(BaseSink):
         *,
         keep_s: float = WEEK_S,
         keep_most: int | None = None,
-        schema: str | None = None,
     ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise SinkMisused(
@@ -38,7 +37,7 @@ class AsyncSqlSink(BaseSink):
                 " usher.consumer.sinks.sql.SqlSink"
             )
         self.engine = engine
-        super().__init__(engine.dialect.name, name, schema, keep_s, keep_most)
+        super().__init__(engine.dialect.name, name, keep_s, keep_most)
 
     async def create_tables(self) -> None:
         """Create the sink's tables where they are missing; safe in many processes at once."""

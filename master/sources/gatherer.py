@@ -26,8 +26,8 @@ from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult
 
 log = logging.getLogger(__name__)
 
-#: How often every source is looked at although nothing was announced.
-_SWEEP_S = 30.0
+#: How often every source is looked at although nothing was announced; and where Redis does not announce changes.
+_SWEEP_S, _POLL_S = 30.0, 0.5
 #: Pauses while the work stream is full and its group does not move. Each is about as long as the standstill so far, so
 #: when the group moves again, which nothing announces, the standstill lasts at most twice as long.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 1.5
@@ -56,7 +56,7 @@ class Gatherer(Service):
         self._rounds = Rounds(self._most)  # guarded by self._lock
         self._listed = frozenset(name.encode() for name in sources.names)
         self._rounds.found(self._listed)
-        self._swept_s = now_s()
+        self._swept_s, self._sweep_s = now_s(), _SWEEP_S
         self._pause_s = 0.0
         self._given = b""
         # Called when a sweep found new entries that were not announced.
@@ -97,6 +97,11 @@ class Gatherer(Service):
         self._has_gap = True
         self.wake()
 
+    def poll(self) -> None:
+        """Look at every source again and again: nobody says which have changed."""
+        self._sweep_s, self.on_unsaid = _POLL_S, lambda sources: None
+        self.wake()
+
     def hold(self, shards: frozenset[int]) -> None:
         with self._lock:
             has_more = self._rounds.hold(shards)
@@ -126,12 +131,12 @@ class Gatherer(Service):
                 self._has_gap = True
                 raise
         with self._lock:
-            if now_s() - self._swept_s >= _SWEEP_S:
+            if now_s() - self._swept_s >= self._sweep_s:
                 self._swept_s = now_s()
                 self._rounds.sweep()
             turn = self._rounds.take()
         if turn is None:
-            return self.stalls_after_s / 3
+            return min(self.stalls_after_s / 3, self._sweep_s)
         try:
             is_full, given, told = self._gather(turn)
         except BaseException as problem:

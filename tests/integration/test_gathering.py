@@ -201,7 +201,7 @@ def test_a_server_that_tells_of_no_changes_is_asked_instead(
     old = world.send("t:old")
     try:
         with running(f"{scheme}://plain:pw@{rest.rpartition('@')[2]}", "t:*,listed", discover_s=0.5) as made:
-            until(lambda: service(made, "watch").mode == "polling")
+            until(lambda: service(made, "watch").why)
             until(lambda: world.moved("t:old") == old)
             for count in range(2, 7):
                 old += world.send("t:old")
@@ -232,7 +232,7 @@ def test_something_in_between_that_does_not_tell_is_found_out_and_the_sources_ar
 
         def is_found_out() -> bool:
             time.sleep(0.05)
-            return bool(world.send("a") and world.send("b") and service(made, "watch").mode == "polling")
+            return bool(world.send("a") and world.send("b") and service(made, "watch").why)
 
         until(is_found_out)
         sent = world.send("c")
@@ -249,7 +249,7 @@ def test_changes_that_are_told_are_never_taken_for_lost_ones(
         for turn in range(15):
             sent = [world.send(f"t:{number}") for number in range(20)]
             until(lambda turn=turn, sent=sent: len(world.entries()) == (turn + 1) * len(sent))  # type: ignore[misc]
-        assert (service(made, "watch").mode, service(made, "watch")._ear._lost.total()) == ("change-driven", 0)
+        assert (service(made, "watch").why, service(made, "watch")._lost.total()) == ("", 0)
 
 
 @pytest.mark.usefixtures("unswept")
