@@ -89,14 +89,19 @@ class Orders:
 
     def _clear(self, order: Order) -> bool:
         """Have all that waits of the ticket here become dead letters in their turn; what runs is left alone."""
-        with self._lanes.lock:
+        with self._lanes.lock:  # first here, so that none begins meanwhile; what a runner has in hand by then runs
+            before = [(one, one.failures, one.plain) for one in self._lanes.board.look(order.ticket)[0]]
+            for one, _, _ in before:
+                one.failures, one.plain = CLEARED, False
             queued, _, _ = self._lanes.board.look(order.ticket)
+            left = {one.stream_id for one in queued}
+            for one, failures, is_plain in before:
+                if one.stream_id not in left:
+                    one.failures, one.plain = failures, is_plain
         if not queued:
             return False
-        # First in Redis: whoever has them next, after a drain or a crash, is to know.
-        self._steps.charge({one.stream_id: one.known._replace(failures=CLEARED) for one in queued})
-        for message in queued:
-            message.failures, message.plain = CLEARED, False
+        # Then in Redis: whoever has them next, after a drain or a crash, is to know.
+        self._steps.charge({one.stream_id: one.known for one in queued})
         self._lanes.hasten(order.ticket, queued[0].stream_id)
         return True
 

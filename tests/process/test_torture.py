@@ -50,6 +50,30 @@ def fenced(message):
         page["fence"] = message.fence
         page["uids"].append(message.uid)
 
+def merges(message):
+    for one in (message, *message.absorb(1)):
+        fenced(one)
+    for one in message.absorb():
+        fenced(one)
+
+async def merges_and_waits(message):
+    fenced(message)
+    while one := await message.more(0):
+        fenced(one)
+
+def merges_under_its_own_uid(message):
+    both = [message, *message.absorb()]
+    with book() as pages:
+        page = pages.setdefault("known", {}).setdefault(message.ticket_id, {"fence": 0, "uids": []})
+        if message.fence < page["fence"] or message.uid in page["uids"]:
+            return
+        pages.setdefault(message.ticket_id, []).extend(one.fields["amount"] for one in both)
+        page["fence"] = message.fence
+        page["uids"].append(message.uid)
+
+def keeps_the_newest(message):
+    naive(next(reversed(message.absorb()), message))
+
 @batch(most=5)
 def fenced_batch(messages):
     failed = {}
@@ -182,6 +206,23 @@ def test_batch_and_async_handlers_are_called_as_a_consumer_calls_them(folder: Pa
     done = torture(folder, f"shop:{handler}", "--effect", "shop:pages", "--stops", "1", "--json")
     assert done.returncode == code, done.stdout + done.stderr
     assert verdict(done)["sent_twice"]["safe"] is (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("handler", "unsafe"),
+    [
+        ("merges", set()),
+        pytest.param("merges_and_waits", set(), marks=pytest.mark.slow),
+        ("merges_under_its_own_uid", {"merged_killed_within", "merged_failed_within"}),
+        pytest.param("keeps_the_newest", {"merged"}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_run_absorbs_is_tried_as_well(folder: Path, handler: str, unsafe: set[str]) -> None:
+    done = torture(folder, f"shop:{handler}", "--effect", "shop:pages", "--stops", "3", "--json")
+    found = {name: one for name, one in verdict(done).items() if name.startswith("merged")}
+    assert len(found) == 3, done.stdout + done.stderr
+    assert {name for name, one in found.items() if not one["safe"]} >= unsafe
+    assert done.returncode == bool(unsafe), done.stdout
 
 
 def test_a_handler_of_which_nothing_runs_in_a_consumer_is_not_safe(folder: Path) -> None:
