@@ -3,6 +3,7 @@ their time. What is done with them are verbs (``usher.master.verbs``)."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -26,11 +27,9 @@ from usher.master.cli.shared import (
 )
 from usher.master.cli.verbs import asked_of, asks, place_command, shelf_command
 from usher.master.insight.formatting import moment
-from usher.master.operations.delayed_messages import Delayed, check_due
+from usher.master.operations.delayed_messages import check_due
 from usher.master.policy.letters import DeadLetter
 from usher.master.verbs.verbs import DELAYED, LETTERS, VERBS, MovedDelayed, Tools
-
-_FIELDS_SHOWN = 60
 
 
 @click.group(
@@ -164,18 +163,17 @@ def delayed() -> None:
 @looks
 def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json: bool) -> None:
     with configured(flags, "delayed") as at:
-        view = at.delayed
-        rows = [one for one, _ in zip(view.all(ticket), range(limit), strict=False)]
-        waiting, unsorted = view.waiting(), view.unsorted()
+        rows = at.delayed.page(None, limit, ticket or "", math.inf).rows
+        waiting, unsorted = at.delayed.waiting(), at.delayed.unsorted()
     now_ms = wall_ms()
     if as_json:
         told = {"waiting": waiting.messages, "first_ms": waiting.first_ms, "time_ms": now_ms}
-        print_json(told | {"messages": [_delayed_document(one) for one in rows]})
+        safe = [one._asdict() | {"ticket_id": json_safe(one.ticket_id)} for one in rows]
+        print_json(told | {"messages": safe})
         return
-    field = at.settings.ticket_field
     lines = [
-        (one.id, moment_text(one.due_ms, "seconds"), span(left) if left > 0 else "now", one.ticket, told)
-        for one, left, told in ((one, one.due_ms - now_ms, _short(one.fields, field)) for one in rows)
+        (one.id, moment_text(one.due_ms, "seconds"), span(left) if left > 0 else "now", one.ticket_id, text)
+        for one, left, text in ((one, one.due_ms - now_ms, " ".join(map("=".join, one.fields))) for one in rows)
     ]
     console().print(
         table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due"))
@@ -203,16 +201,6 @@ def _moved(tools: Tools, given: dict[str, Any]) -> Any:
     except ValueError as refused:
         raise click.UsageError(str(refused)) from None
     return MovedDelayed.model_construct(ids=[], due_ms=due_ms)
-
-
-def _delayed_document(one: Delayed) -> dict[str, Any]:
-    safe = {json_safe(name): json_safe(value) for name, value in one.fields.items()}
-    return {"id": one.id, "due_ms": one.due_ms, "ticket_id": json_safe(one.ticket), "fields": safe}
-
-
-def _short(fields: dict[str, str], ticket_field: str) -> str:
-    text = " ".join(f"{name}={value}" for name, value in fields.items() if name not in (ticket_field, "due_ms"))
-    return text if len(text) <= _FIELDS_SHOWN else text[: _FIELDS_SHOWN - 1] + "…"
 
 
 delayed.add_command(shelf_command(DELAYED.verbs["send"]))

@@ -262,7 +262,7 @@ def attempts_shown(runs: Sequence[RunRecord], is_over: bool) -> list[dict[str, A
         x, start, end = (round((ms - begin) * scale, 1) for ms in (free, start_ms, end_ms))
         told: dict[str, Any] = {
             "waited_ms": max(0, start_ms - free),
-            "took_ms": end_ms - start_ms if run.end_us else None,
+            "took_ms": (run.end_us - run.start_us) / 1000 if run.end_us else None,
         }
         told |= {"x": x, "start": start, "ran": max(2.0, round(end - start, 1)), "start_ms": start_ms}
         shown.append(run._asdict() | told | {"lacks": run.attempt - before - 1, "name": name_of(run.consumer)})
