@@ -289,13 +289,12 @@ class Incarnation:
         self._limit_s = limit_s or math.inf
         self.executor = Executor(lanes, self.acker, journal, self.lease, policy, is_strict, limit_s, self._broken)
         self.executor.obey(handler.options)
-        outages = self.acker.outages = self.executor.outages
+        outages = self.executor.outages
         outages.kinds_of, outages.slots = kinds_of(settings.marks, handler.kind_of), slots
         call_in_children(self.executor.end_in_child)
         ending = ProcessEnding(self.steps("ending"), self._is_flushed, journal, settings.run_log_length, on_lost)
         self.reader = self._make_reader(handler.batch is not None, ending)
-        beat = self.steps("beat", max(0.2, taken.lease_s / 3))
-        self.heartbeat = Heartbeat(beat, self.lease, self._works, on_lost)
+        self.heartbeat = Heartbeat(self.steps("beat", max(0.2, taken.lease_s / 3)), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
         self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, slots)
         self._event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
@@ -308,12 +307,10 @@ class Incarnation:
         self._drain = Drain(self._drain_steps, lanes, self.reader, self.acker, lease_ms, self._deregister)
         self._goodbye = masters(taken.leader_url)
 
-    def _link(self, role: str, timeout_s: float = 5.0) -> Link:
-        return Link(self._redis_url, f"consumer:{self.name}:{role}", timeout_s, self._same_server)
-
     def steps(self, role: str, timeout_s: float = 5.0) -> OwnerScripts:
         """Return the owner's scripts over a connection of their own."""
-        return OwnerScripts(ScriptRunner(self._link(role, timeout_s)), self._keys, self._registration)
+        link = Link(self._redis_url, f"consumer:{self.name}:{role}", timeout_s, self._same_server)
+        return OwnerScripts(ScriptRunner(link), self._keys, self._registration)
 
     def _make_reader(self, is_batch: bool, ending: ProcessEnding) -> InboxReader:
         settings, steps = self._settings, self.steps("read")

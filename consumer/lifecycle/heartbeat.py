@@ -53,19 +53,18 @@ class Heartbeat(Service):
             lease_ms, left_ms = int(1000 * self._lease.lease_s), int(1000 * (self._lease.ends_s - sent_s))
             try:
                 if self._renewals % _TOUCHES:
-                    renewal = self._steps.extend(lease_ms, left_ms)
+                    state, start = self._steps.extend(lease_ms, left_ms), b""
                 else:
-                    renewal = self._steps.renew(lease_ms, start, left_ms)
+                    state, _, start = self._steps.renew(lease_ms, start, left_ms)
             except RedisTrouble as trouble:
                 event(log, "lease_not_renewed", level=logging.WARNING, why=str(trouble))
                 return self._retry_s()
-            if renewal.state in ("", "revoked"):
+            if state in ("", "revoked"):
                 self._lease.end()
-                self._on_lost(f"the lease is lost: {'it was revoked' if renewal.state else 'it had ended'}")
+                self._on_lost(f"the lease is lost: {'it was revoked' if state else 'it had ended'}")
                 return self._lease.lease_s
             self._lease.renewed(sent_s)
             self.made_progress()
-            start = renewal.following
         self._renewals += 1
         return self._lease.lease_s / 3
 
