@@ -20,6 +20,7 @@ from usher.master.cli.shared import (
     fitted,
     looks,
     print_json,
+    show,
     shown_heads,
     shown_texts,
     stacked,
@@ -57,14 +58,10 @@ def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any)
                 break
         found = found[:limit]
         rows = at.fields.add_to_letters([letter.row() for letter in found])
-    if as_json:
-        print_json({"dead_letters": rows, "more": more})
-        return
-    console().print(_table(found, [shown_texts(row, at.settings.shown_names) for row in rows], at.settings.shown_names))
-    if more:
-        click.echo(f"  more than {limit:,}: give --limit, or a filter")
-    elif not found:
-        click.echo("  none")
+    names = at.settings.shown_names
+    further = f"  more than {limit:,}: give --limit, or a filter" if more else "" if found else "  none"
+    listed = _table(found, [shown_texts(row, names) for row in rows], names)
+    show(as_json, {"dead_letters": rows, "more": more}, listed, further)
 
 
 def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Sequence[str]) -> Any:
@@ -95,11 +92,14 @@ def list_kinds(flags: dict[str, Any], as_json: bool) -> None:
         counts = at.letters.counts()
     names = ("id", "count", "reason", "error_type", "at", "handler", "policy")
     rows = [[getattr(one, name) for name in names] for one in counts.groups]
-    if as_json:
-        print_json({"kinds": [dict(zip(names, row, strict=True)) for row in rows], "are_all": counts.are_all})
-        return
-    console().print(table("Kinds of dead letters", ("kind", *names[1:]), rows, numbers=("count",), ids=("kind",)))
-    click.echo("  none" if not rows else counts.wrong or "  `usher dead list --kind KIND` lists them")
+    document = {"kinds": [dict(zip(names, row, strict=True)) for row in rows], "are_all": counts.are_all}
+    listed = table("Kinds of dead letters", ("kind", *names[1:]), rows, numbers=("count",), ids=("kind",))
+    show(
+        as_json,
+        document,
+        listed,
+        "  none" if not rows else counts.wrong or "  `usher dead list --kind KIND` lists them",
+    )
 
 
 @dead.command(
@@ -166,21 +166,15 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
         rows = at.delayed.page(None, limit, ticket or "", math.inf).rows
         waiting, unsorted = at.delayed.waiting(), at.delayed.unsorted()
     now_ms = wall_ms()
-    if as_json:
-        told = {"waiting": waiting.messages, "first_ms": waiting.first_ms, "time_ms": now_ms}
-        safe = [one._asdict() | {"ticket_id": json_safe(one.ticket_id)} for one in rows]
-        print_json(told | {"messages": safe})
-        return
+    told: dict[str, Any] = {"waiting": waiting.messages, "first_ms": waiting.first_ms, "time_ms": now_ms}
+    told |= {"messages": [one._asdict() | {"ticket_id": json_safe(one.ticket_id)} for one in rows]}
     lines = [
         (one.id, moment_text(one.due_ms, "seconds"), span(left) if left > 0 else "now", one.ticket_id, text)
         for one, left, text in ((one, one.due_ms - now_ms, " ".join(map("=".join, one.fields))) for one in rows)
     ]
-    console().print(
-        table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due"))
-    )
-    click.echo("  none" if not rows else f"  {len(rows):,} of {waiting.messages:,}")
-    if unsorted:
-        click.echo(f"  {pluralize(unsorted, 'message')} more, which no leader has looked at yet")
+    listed = table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due"))
+    left = f"  {pluralize(unsorted, 'message')} more, which no leader has looked at yet" if unsorted else ""
+    show(as_json, told, listed, f"  {len(rows):,} of {waiting.messages:,}" if rows else "  none", left)
 
 
 _when = stacked(
