@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import moment_text
 from usher.common.base.errors import GroupMissing, NotNow
+from usher.common.base.text import info_lines
 from usher.common.doctor.judgements import (
     Clock,
     DoctorFacts,
@@ -34,7 +35,7 @@ from usher.common.protocol.registration import parse
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
 from usher.common.redis.acl import AclProgram, programs
-from usher.common.redis.client import Arg, CommandRefused, Link, info_lines
+from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.endpoints import CLUSTER, SENTINEL, mode
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_leases
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from usher.common.base.text import info_lines
 from usher.common.protocol.mishaps import DeclaredLoss, Mishaps
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import info_lines
 
 #: Share of the memory from which it is time to act; when all of it is used, sends are refused.
 NEARLY_FULL = 0.8

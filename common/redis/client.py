@@ -25,6 +25,7 @@ import redis
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
 from usher.common.base.log import redacted
+from usher.common.base.text import info_lines
 from usher.common.redis.endpoints import (
     CLUSTER,
     Place,
@@ -517,12 +518,3 @@ def check_reachable(url: str) -> None:
     version = server.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < (6, 2):
         raise StartRefused(f"USHER_REDIS_URL: Redis {version} is too old; Usher needs 6.2.14 or later (XAUTOCLAIM)")
-
-
-def info_lines(reply: bytes) -> dict[str, str]:
-    """Return the ``name:value`` lines of INFO and CLUSTER INFO.
-
-    >>> info_lines(b"# Memory\\r\\nmaxmemory:0\\r\\n")
-    {'maxmemory': '0'}
-    """
-    return dict(line.split(":", 1) for line in reply.decode(errors="replace").splitlines() if ":" in line)

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from usher.common.base.callables import unawaitable_reason, unfinished_kind
-from usher.common.base.extras import how_to_install
 from usher.common.base.log import event
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.sql.alchemy import sa
@@ -94,8 +93,7 @@ class SinkTables:
             where=self._fences.c.fence <= fence.excluded.fence,
         )
         uid = insert(self._uids).values(**own, uid=sa.bindparam("uid")).on_conflict_do_nothing()
-        counted = {"preserve_rowcount": True}
-        return fence.execution_options(**counted), uid.execution_options(**counted)
+        return fence.returning(self._fences.c.fence), uid.returning(self._uids.c.uid)  # one row each, if written
 
     def _admit(self, connection: sa.Connection, message: Marked) -> bool:
         """Run the first statements of a transaction. Return True when the effect may follow, False when it is stored
@@ -107,9 +105,10 @@ class SinkTables:
         """
         ticket = storable(fenced_ticket(message))
         try:
-            if ticket and not _wrote(connection.execute(self._take_fence, {"ticket": ticket, "fence": message.fence})):
+            fence, uid = {"ticket": ticket, "fence": message.fence}, {"ticket": ticket, "uid": storable(message.uid)}
+            if ticket and connection.execute(self._take_fence, fence).first() is None:
                 raise StaleFence(message)
-            return _wrote(connection.execute(self._take_uid, {"ticket": ticket, "uid": storable(message.uid)}))
+            return connection.execute(self._take_uid, uid).first() is not None
         except sa.exc.DBAPIError as error:
             if sqlstate(error) != CANCELED:
                 raise
@@ -215,19 +214,6 @@ class SinkTables:
                 sa.delete(table).where(keys.in_(picked.with_for_update(skip_locked=True)))
             ).rowcount
         return removed
-
-
-def _wrote(result: Any) -> bool:
-    """Return whether the statement wrote its row. Raises SinkMisused where that is unknown: taken for a repeat, the
-    message would be done without its effect, and a lower fence would pass. SQLAlchemy before 2.0.28 reports -1 for an
-    INSERT."""
-    count = result.rowcount
-    if count not in (0, 1):
-        raise SinkMisused(
-            f"SQLAlchemy {sa.__version__} reports {count} written rows where 0 or 1 is expected, so nothing is stored;"
-            " 2.0.28 or later is needed: " + how_to_install("sql")
-        )
-    return bool(count)
 
 
 def storable(text: str) -> str:

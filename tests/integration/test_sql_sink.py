@@ -143,17 +143,6 @@ def test_autocommit_is_refused(engine: sa.Engine, sink: SqlSink) -> None:
     careless.engine.dispose()
 
 
-def test_an_sqlalchemy_that_does_not_count_is_refused(
-    engine: sa.Engine, sink: SqlSink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each message was taken for a repeat, and acknowledged without its effect."""
-    monkeypatch.setattr(sa.CursorResult, "rowcount", -1)  # as before 2.0.28
-    with pytest.raises(SinkMisused, match=r"2\.0\.28 or later is needed.*\[sql\]"):
-        sink.exactly_once(add)(Mark("T", "a", 1))
-    monkeypatch.undo()
-    assert (accounts(engine), rows(engine, "usher_fences"), rows(engine, "usher_uids")) == ({}, 0, 0)
-
-
 def test_missing_tables_are_named_with_the_way_out(engine: sa.Engine) -> None:
     with (
         pytest.raises(SinkMisused, match=r"usher_fences.*create_tables\(\)"),
