@@ -27,7 +27,7 @@ from usher.common.protocol.registration import Registration
 from usher.common.runtime.service import Health
 from usher.master.assembly.facing import create_app
 from usher.master.membership.health_url import parse_hosts
-from usher.master.membership.registration import NameInUse, RegistrationOver, RegistrationResult
+from usher.master.membership.registry import NameInUse, RegistrationOver, RegistrationResult
 from usher.master.web.parts import AckReport, IncarnationFenced
 
 CHILD = "from tests.integration.test_master_api import child; child()"
