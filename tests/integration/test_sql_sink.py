@@ -197,41 +197,6 @@ def test_what_is_old_is_removed_and_what_is_young_is_not(engine: sa.Engine, sink
     assert accounts(engine) == {"T0": 11, "T1": 10, "T2": 10}
 
 
-def test_at_most_so_many_are_kept_the_youngest(engine: sa.Engine, sink: SqlSink) -> None:
-    handle = sink.exactly_once(add)
-    for number in range(10):
-        handle(Mark("T", f"u{number}", 1))
-    with engine.begin() as connection:
-        for number in range(10):
-            connection.execute(
-                sa.text("UPDATE usher_uids SET at_s = at_s - :age WHERE uid = :uid"),
-                {"age": 100 - number, "uid": f"u{number}"},
-            )
-    assert SqlSink(engine, keep_most=4).prune() == 6
-    with engine.connect() as connection:
-        assert sorted(connection.scalars(sa.text("SELECT uid FROM usher_uids"))) == ["u6", "u7", "u8", "u9"]
-
-
-def test_the_uid_of_a_moment_ago_is_kept_though_the_databases_clock_went_back(engine: sa.Engine) -> None:
-    """A failover to a server whose clock is behind: what was stored last looks like the oldest of all."""
-    few = SqlSink(engine, keep_most=3)
-    few.create_tables()
-    handle = few.exactly_once(add)
-    for number in range(8):
-        handle(Mark("T", f"before-{number}", 1))
-    ahead = sa.text("UPDATE usher_uids SET at_s = at_s + :seconds WHERE uid LIKE 'before-%'")
-    with engine.begin() as connection:
-        connection.execute(ahead, {"seconds": 60})
-    for number in range(3):
-        handle(Mark("T", f"after-{number}", 1))
-        assert few.prune() == 0
-        handle(Mark("T", f"after-{number}", 1))
-    assert accounts(engine) == {"T": 11}
-    with engine.begin() as connection:
-        connection.execute(ahead, {"seconds": -120})  # the clock has caught up
-    assert few.prune() == 8
-
-
 def test_removing_happens_by_itself(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("usher.consumer.sinks.sql.PRUNE_EVERY", 5)
     own = SqlSink(engine, keep_s=-5)  # everything is old at once
