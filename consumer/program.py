@@ -147,12 +147,11 @@ class ConsumerProgram:
     def _tell_of_former(self) -> None:
         """Report what the former process of our name was running when it ended, if it left a journal. Do it as soon as
         we hold its lock, and once: then the journal is removed, or our successor would report it again if we end before
-        we begin our own. It is removed, not overwritten: if the lock file was made anew, a child of a dead process
-        may have the journal mapped."""
+        we begin our own."""
         settings, path = self.settings, None if self._former_is_told else self._journal_path()
         if path is None:
             return
-        former = None if self._lock.is_anew else read_journal(path, origin(self.settings))
+        former = read_journal(path, origin(self.settings))
         if former is not None:
             former = former._replace(is_from_outside=self._ends.is_from_outside, by_itself=self._ends.is_by_itself)
             report_crash(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
@@ -165,18 +164,19 @@ class ConsumerProgram:
 
     def _ask(self, health_url: str) -> Registration:
         settings = self.settings
+        # Another consumer of that name may have it, or a child that a former one left behind. Without the lock there is
+        # no proof that the former one is dead: registering waits until its lease has ended, and is refused for as long
+        # as it lives.
         lock = self._lock.acquire()
-        if lock is None:
-            # Another consumer of that name has it, or a child that a former one left behind. Without the lock there is
-            # no proof that the former one is dead: registering waits until its lease has ended, and is refused for as
-            # long as it lives.
-            if not self._lock_is_missed:
-                event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
-            self._lock_is_missed, lock = True, self._lock.begin_anew() or NO_LOCK
+        if lock is None and not self._lock_is_missed:
+            event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
+            self._lock_is_missed = True
         # The leader gives at least two tickets for each of the slots: calls that wait for messages to become full, and
         # are slower the fewer they are, would never be given more.
         slots = min(MOST_SLOTS, messages_at_once(settings.concurrency, self._handler.batch))
-        return Registration(settings.consumer_name, uuid.uuid4().hex, health_url, slots, settings.capacity, lock)
+        return Registration(
+            settings.consumer_name, uuid.uuid4().hex, health_url, slots, settings.capacity, lock or NO_LOCK
+        )
 
     def stop(self) -> None:
         self.stopped = True

@@ -136,7 +136,7 @@ def _code_units(one: str) -> str:
 
 
 def info_lines(reply: bytes) -> dict[str, str]:
-    """Return the ``name:value`` lines of INFO and CLUSTER INFO.
+    """Return the ``name:value`` lines of Redis' INFO and CLUSTER INFO.
 
     >>> info_lines(b"# Memory\\r\\nmaxmemory:0\\r\\n")
     {'maxmemory': '0'}

@@ -17,7 +17,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from usher.common.base.callables import unawaitable_reason
@@ -67,22 +67,14 @@ _COUNTS_NOW = {"streams": "Streams with subscriptions.", "queued": "Streams to b
 
 
 class StreamReader(Service):
-    """Service that reads what the schedule says. ``unannounced`` is told of streams in which a sweep found entries."""
+    """Service that reads what the schedule says."""
 
-    def __init__(
-        self,
-        name: str,
-        link: Link,
-        desk: RouterCoordinator,
-        options: RouterOptions,
-        unannounced: Callable[[list[bytes]], None],
-    ) -> None:
+    def __init__(self, name: str, link: Link, desk: RouterCoordinator, options: RouterOptions) -> None:
         super().__init__()
         self.name = name
         self._link = link
         self._desk = desk
         self._options = options
-        self._unannounced = unannounced
         self._connections = 0
         self._sweep_at_s = now_s() + _LONGEST_IDLE_S
 
@@ -111,9 +103,6 @@ class StreamReader(Service):
         except BaseException:
             self._desk.failed(reads)
             raise
-        if not in_turn and (swept := [read for read in reads if read.swept and read.stream.key in found]):
-            with self._desk.lock:
-                self._unannounced([read.stream.key for read in swept if not self._desk.book.heard_of(read)])
         self._desk.came(reads, found)
         return _IDLE_S / 4 if in_turn and block_ms is None and not found else 0.0
 
@@ -168,7 +157,7 @@ class StreamRouter(Reader):
         self.mode, self.why = mode, ""
         self._watch = ChangeEar(url, f"{name}:router-hear", self._prefixes, self._heard, self._fall_back)
         self._readers = [
-            StreamReader(one, Link(url, f"{name}:{one}"), self._desk, self._options, self._watch.unsaid)
+            StreamReader(one, Link(url, f"{name}:{one}"), self._desk, self._options)
             for one in (f"router-{number}" for number in range(1, self._options.worker_count + 1))
         ]
         self._ask, self._asking = Link(url, f"{name}:router-ask"), threading.Lock()
