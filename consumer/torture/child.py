@@ -173,7 +173,7 @@ class TortureChild:
         self.is_frozen = False
         os.kill(self.pid, signal.SIGCONT)
 
-    def end(self) -> None:
+    def close(self) -> None:
         if not self.is_over:
             os.kill(self.pid, signal.SIGKILL)
             self._reap()

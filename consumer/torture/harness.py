@@ -90,12 +90,12 @@ class Harness:
     def _look(self) -> None:
         """Check that all names are there, and import the handler once for all child processes, unless its import opens
         files or connections; then call the setup."""
-        with self._actor() as actor:
+        with contextlib.closing(TortureChild(self._request)) as actor:
             answer = self._ask(actor, {"do": "look"})
             self._parameters = answer["parameters"]
         if not answer["opened"]:
             load_handler(self._request.handler)
-        with self._actor() as actor:
+        with contextlib.closing(TortureChild(self._request)) as actor:
             self._ask(actor, {"do": "setup"})
 
     def _ask(self, actor: TortureChild, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,14 +107,6 @@ class Harness:
             is_known = order["do"] == "look"  # an error in a name needs only one line
             raise HandlerUntestable(f"{order['do']}: {answer['error'] if is_known else _details(answer)}")
         return answer
-
-    @contextlib.contextmanager
-    def _actor(self) -> Iterator[TortureChild]:
-        actor = TortureChild(self._request)
-        try:
-            yield actor
-        finally:
-            actor.end()
 
     # ---- the expected effect -----------------------------------------------------------------------------------------
 
@@ -144,7 +136,7 @@ class Harness:
         return tuple(after), lines
 
     def _effect(self, ticket: str) -> tuple[Any, bool]:
-        with self._actor() as actor:
+        with contextlib.closing(TortureChild(self._request)) as actor:
             answer = self._ask(actor, {"do": "effect", "ticket": ticket, "parameters": self._parameters})
         return answer["value"], answer["is_total"]
 
@@ -225,7 +217,7 @@ class Harness:
         if answer is None:
             answer = actor.hear(self._request.handler_s)
         if answer is None:
-            actor.end()
+            actor.close()
             return {"ended": "stuck", "error": f"it did not end within {self._request.handler_s:g} s"}
         return answer
 
@@ -250,7 +242,7 @@ class Harness:
             yield story
         finally:
             for actor in story.actors.values():
-                actor.end()
+                actor.close()
 
     def _entry(self, story: Case, step: RunStep) -> tuple[str, list[str]]:
         key = (step.number, step.is_copy)

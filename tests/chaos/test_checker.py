@@ -139,7 +139,7 @@ _LIMITED = [
         ("T2", [_CALL | {"r": "answered", "told": _TOLD | {"tok": 2}}]),
         ("T2", [_CALL | {"r": "answered", "told": _TOLD | {"took": ["5-0"]}}]),
         ("T2", [_CALL | {"r": "answered", "told": _TOLD, "uid": "u2"}]),
-        ("T3", [_PART]),
+        ("T3", [_PART]),  # behind the answer
         ("T3", [{"k": "answer", "uid": "raw1", "r": "failed", "told": "gave_up", "at": []}]),
         ("T3", [{"k": "stream", "uid": "raw2", "mid": "9-0", "ticket": "T", "t": 9}]),
         ("T4", [_CALL, *_ENDED]),

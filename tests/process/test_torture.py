@@ -161,14 +161,9 @@ def handle(message):
 def torture(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     with quick_folder() as fast:
         environ = environ_for(folder, EXAMPLE_DATABASE=f"sqlite:///{fast}/example.db", PYTHONPATH=str(ROOT))
+        command = [*USHER, "torture", *words]
         return subprocess.run(
-            [*USHER, "torture", *words],
-            env=environ,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=110,
+            command, env=environ, cwd=folder, capture_output=True, text=True, check=False, timeout=110
         )
 
 
@@ -257,12 +252,8 @@ def test_an_effect_that_is_overwritten_fails_under_zombies_only(folder: Path) ->
     done = torture(folder, "shop:state", "--effect", "shop:pages", "--field", "color=c{n}", "--stops", "1", "--json")
     assert done.returncode == 1, done.stdout + done.stderr
     found = verdict(done)
-    assert {name for name, scenario in found.items() if not scenario["safe"]} == {
-        "sent_again_later",
-        "zombie",
-        "two_zombies",
-        "zombie_within",
-    }
+    unsafe = {name for name, scenario in found.items() if not scenario["safe"]}
+    assert unsafe == {"sent_again_later", "zombie", "two_zombies", "zombie_within"}
     [failure] = found["zombie"]["failures"]
     assert (failure["expected"], failure["seen"]) == ("c3", "c2")
     assert failure["explanation"] == "it is as after message 2: a later effect is missing or was overwritten"
@@ -314,7 +305,7 @@ def test_the_fixture_passes_a_safe_handler_and_fails_another_with_the_explanatio
     )
     # Where Usher is installed the plugin is there by its entry point; here it is named, so that the test is the same
     # everywhere.
-    words = (
+    words = [
         "-q",
         "-p",
         "no:usher_torture",
@@ -323,7 +314,7 @@ def test_the_fixture_passes_a_safe_handler_and_fails_another_with_the_explanatio
         "-p",
         "no:cacheprovider",
         "test_shop.py",
-    )
+    ]
     environ = environ_for(folder, PYTHONPATH=str(ROOT))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words],

@@ -210,6 +210,21 @@ def test_a_message_behind_one_that_was_interrupted_and_ended_well_is_not_cancell
     assert (seen, made.failures) == ([(1, "1-0"), (0, "2-0"), (0, "3-0")], [])
 
 
+def test_who_was_interrupted_too_late_is_no_reason_to_cancel_its_next_run() -> None:
+    """The order reaches the event loop when its run has ended, and the message runs again: it was a failure of that."""
+
+    async def handle(message: Message) -> None:
+        made.executor.cancel_task(message.stream_id)
+        await asyncio.sleep(0.05)
+
+    made = Pool(handle)
+    made.add(1)
+    made.pool.start()
+    made.until(lambda: bool(made.done or made.failures))
+    made.end()
+    assert made.done == ["1-0"]
+
+
 @pytest.mark.usefixtures("no_glances")
 @pytest.mark.parametrize("failures", [0, 2])
 @pytest.mark.parametrize("slots", [1, 4])

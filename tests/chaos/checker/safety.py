@@ -118,7 +118,8 @@ def order_of_starts(history: History) -> Iterator[Finding]:
                 continue
             ready[uid] = latest
             if uid in history.dead:
-                latest = max(latest, first_ok.get(uid, last_end.get(uid, (-1, 0))[1]))
+                is_cleared = history.dead[uid].get("reason") == "cleared"  # by an owner that started nothing of it
+                latest = max(latest, first_ok.get(uid, 0 if is_cleared else last_end.get(uid, (-1, 0))[1]))
             elif uid in history.committed or uid in first_ok:
                 latest = max(latest, first_ok.get(uid, NEVER))
         highest = -1
