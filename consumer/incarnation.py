@@ -50,7 +50,7 @@ from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEndin
 from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.policy.acks import linger
 from usher.consumer.policy.outcome import RetryPolicy
-from usher.consumer.settings import ConsumerSettings
+from usher.consumer.settings import ConsumerSettings, WorkSettings
 
 
 class Orders:
@@ -89,14 +89,19 @@ class Orders:
 
     def _clear(self, order: Order) -> bool:
         """Have all that waits of the ticket here become dead letters in their turn; what runs is left alone."""
-        with self._lanes.lock:
+        with self._lanes.lock:  # first here, so that none begins meanwhile; what a runner has in hand by then runs
+            before = [(one, one.failures, one.plain) for one in self._lanes.board.look(order.ticket)[0]]
+            for one, _, _ in before:
+                one.failures, one.plain = CLEARED, False
             queued, _, _ = self._lanes.board.look(order.ticket)
+            left = {one.stream_id for one in queued}
+            for one, failures, is_plain in before:
+                if one.stream_id not in left:
+                    one.failures, one.plain = failures, is_plain
         if not queued:
             return False
-        # First in Redis: whoever has them next, after a drain or a crash, is to know.
-        self._steps.charge({one.stream_id: one.known._replace(failures=CLEARED) for one in queued})
-        for message in queued:
-            message.failures, message.plain = CLEARED, False
+        # Then in Redis: whoever has them next, after a drain or a crash, is to know.
+        self._steps.charge({one.stream_id: one.known for one in queued})
         self._lanes.hasten(order.ticket, queued[0].stream_id)
         return True
 
@@ -243,7 +248,7 @@ class Incarnation:
 
     def __init__(
         self,
-        settings: ConsumerSettings,
+        settings: WorkSettings,
         redis_url: str,
         taken: Taken,
         handler: Handler,
@@ -430,7 +435,7 @@ def kinds_of(marks: MarkFields, kind_of: Callable[[Message], object]) -> Callabl
     return kinds
 
 
-def terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolicy, float]:
+def terms(settings: WorkSettings, asked: HandlerOptions) -> tuple[RetryPolicy, float]:
     """Return what holds for the handler: its retry policy, and the longest it may run in seconds (0: no limit)."""
     base_s = given(asked.backoff_s, settings.retry_seconds)
     cap_s = given(asked.backoff_cap_s, RETRY_CAP_S)

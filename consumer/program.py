@@ -29,14 +29,14 @@ from usher.common.runtime.service import Health, judge, stalled
 from usher.consumer.execution.executor import MOST_ABSORBED
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import code_of, load_handler
-from usher.consumer.incarnation import Incarnation, master_client, terms
+from usher.consumer.incarnation import Incarnation, terms
 from usher.consumer.isolation.process import Template
 from usher.consumer.isolation.worker import most_children
 from usher.consumer.lifecycle.journal import Journal, read_journal
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.process_ending import report_crash
 from usher.consumer.lifecycle.registrar import Registrar, Taken
-from usher.consumer.settings import ConsumerSettings
+from usher.consumer.settings import WorkSettings
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -51,7 +51,7 @@ _UNREGISTERED_S = 10.0
 _MOST_NAMED = 20
 
 
-def origin(settings: ConsumerSettings) -> str:
+def origin(settings: WorkSettings) -> str:
     """Return the origin that a journal must have to be believed: this boot, and this stream and group, since another
     one may have had a consumer of our name."""
     prefix = Keys(settings.work_stream, settings.group).prefix
@@ -62,7 +62,7 @@ def journal_beside(lock: NameLock) -> Path:
     return lock.path.with_suffix(".journal")
 
 
-def name_what_ran(settings: ConsumerSettings) -> list[str]:
+def name_what_ran(settings: WorkSettings) -> list[str]:
     """Name the messages whose handlers ran when the process of our name ended, as its journal says, for the log of its
     arbiter. The successor reads it again, for what is charged."""
     former = read_journal(journal_beside(NameLock(settings.state_folder, settings.consumer_name)), origin(settings))
@@ -80,22 +80,24 @@ class ConsumerProgram:
 
     def __init__(
         self,
-        settings: ConsumerSettings,
+        settings: WorkSettings,
         redis_url: str,
         leave: Callable[[str], None],
         give_up: Callable[[str], None],
         ends: WorkerEnds,
         template: Template,
+        masters: Callable[[str | None], MasterClient],
     ) -> None:
         """Make the program. ``leave`` ends this process, so that a new one is started; ``give_up`` ends the program;
-        ``ends``: how the process before it ended; ``template``: forks the processes of suspects."""
+        ``ends``: how the process before it ended; ``template``: forks the processes of suspects; ``masters``
+        makes a client that asks this leader first."""
         self._ends = ends
         self._template = template
         self.settings = settings
         self._redis_url = redis_url
         self._leave = leave
         self._give_up = give_up
-        self.masters: Callable[[str | None], MasterClient] = functools.partial(master_client, settings)
+        self._masters = masters
         if isinstance(sys.stdout, io.TextIOWrapper):
             # Whatever a handler prints is seen, in the order of the log, even if its process is killed.
             sys.stdout.reconfigure(line_buffering=True)
@@ -135,7 +137,7 @@ class ConsumerProgram:
         )
         self._registrar = Registrar(
             lambda: self._ask(health_url),
-            self.masters(None),
+            self._masters(None),
             self._begin,
             self._tell_of_former,
             self._give_up,
@@ -145,12 +147,11 @@ class ConsumerProgram:
     def _tell_of_former(self) -> None:
         """Report what the former process of our name was running when it ended, if it left a journal. Do it as soon as
         we hold its lock, and once: then the journal is removed, or our successor would report it again if we end before
-        we begin our own. It is removed, not overwritten: if the lock file was made anew, a child of a dead process
-        may have the journal mapped."""
+        we begin our own."""
         settings, path = self.settings, None if self._former_is_told else self._journal_path()
         if path is None:
             return
-        former = None if self._lock.is_anew else read_journal(path, origin(self.settings))
+        former = read_journal(path, origin(self.settings))
         if former is not None:
             former = former._replace(is_from_outside=self._ends.is_from_outside, by_itself=self._ends.is_by_itself)
             report_crash(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
@@ -163,18 +164,19 @@ class ConsumerProgram:
 
     def _ask(self, health_url: str) -> Registration:
         settings = self.settings
+        # Another consumer of that name may have it, or a child that a former one left behind. Without the lock there is
+        # no proof that the former one is dead: registering waits until its lease has ended, and is refused for as long
+        # as it lives.
         lock = self._lock.acquire()
-        if lock is None:
-            # Another consumer of that name has it, or a child that a former one left behind. Without the lock there is
-            # no proof that the former one is dead: registering waits until its lease has ended, and is refused for as
-            # long as it lives.
-            if not self._lock_is_missed:
-                event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
-            self._lock_is_missed, lock = True, self._lock.begin_anew() or NO_LOCK
+        if lock is None and not self._lock_is_missed:
+            event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
+            self._lock_is_missed = True
         # The leader gives at least two tickets for each of the slots: calls that wait for messages to become full, and
         # are slower the fewer they are, would never be given more.
         slots = min(MOST_SLOTS, messages_at_once(settings.concurrency, self._handler.batch))
-        return Registration(settings.consumer_name, uuid.uuid4().hex, health_url, slots, settings.capacity, lock)
+        return Registration(
+            settings.consumer_name, uuid.uuid4().hex, health_url, slots, settings.capacity, lock or NO_LOCK
+        )
 
     def stop(self) -> None:
         self.stopped = True
@@ -206,7 +208,7 @@ class ConsumerProgram:
                     self._lost,
                     self.metrics,
                     self._template,
-                    self.masters,
+                    self._masters,
                 )
                 self.incarnation.acker.on_progress = self._ends.progressed
                 self._ends.began()

@@ -191,12 +191,13 @@ class Acker(Service):
         self._failed.append(item)
         self.wake()
 
-    def progress(self, message: Message, told: Told) -> None:
-        """Send a part of a message's result at once. Raises NotNow when too much waits."""
-        if len(self._parts) * (_PART_BYTES + len(told[1])) > _WAITING_BYTES:
+    def progress(self, messages: Sequence[Message], told: Told) -> None:
+        """Send a part of messages' results at once. Raises NotNow when too much waits."""
+        if (len(self._parts) + len(messages) - 1) * (_PART_BYTES + len(told[1])) > _WAITING_BYTES:
             raise NotNow("BUSY", f"{len(self._parts):,} parts of results wait for Redis")
-        key, call = message.reply_to or (b"", b"")
-        self._parts.append((key, b"", call, f"{message.fence} {message.attempt} {next(self._numbers)}", *told))
+        for one in messages:
+            key, call = one.reply_to or (b"", b"")
+            self._parts.append((key, b"", call, f"{one.fence} {one.attempt} {next(self._numbers)}", *told))
         self._write_now.set()
         self.wake()
 
@@ -379,7 +380,8 @@ class Acker(Service):
         """Return how many of those that finished one call takes: their answers may be large."""
         size = 0
         for number, one in enumerate([*islice(self._finished, BATCH)] if self._asked else (), 1):
-            size += sum(map(len, getattr(one, "answer", None) or ()))
+            for each in (one, *self._ledger.absorbed.get(one.stream_id, ())):
+                size += sum(map(len, getattr(each, "answer", None) or ()))
             if size > _LETTER_BYTES:
                 return min(most, number)
         return most

@@ -8,7 +8,6 @@ A runner's turn: ``next_message``, ``admit`` (False: the lane is not the runner'
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import threading
@@ -31,7 +30,7 @@ from usher.consumer.execution.lanes import SHORT_S, Lanes, MessageLane
 from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, GoOn, Outages, Sign, Wait, tells_of_connection
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
-from usher.consumer.handlers.message import Message, OwnLease, told
+from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import APART, Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished
 from usher.consumer.policy.batches import TriedTogether
@@ -268,9 +267,6 @@ class Executor:
         for one in absorbed:
             self._note_end(one)
             self.handled += 1
-            if one.is_asked and beside.result is not None:
-                with contextlib.suppress(TypeError, ValueError):  # told when it was set, if anybody asked by then
-                    one.answer = told(beside.result)
             one.start_us = one.end_us = end_us  # in the run log none of a ticket's runs overlap
         if absorbed:
             self._acker.absorbed(message, absorbed)
@@ -371,6 +367,11 @@ class Executor:
                 is_next = rank(one.stream_id) > rank(last.stream_id) and one.fence > lane.forgotten
                 if not is_next or not _may_join(one) or not self._has_spare():
                     break
+                if beside.result is not None:
+                    try:
+                        message.answer_all(beside.result, one)
+                    except (TypeError, ValueError):  # its caller gets a result of its own
+                        break
                 last = lane.queue.popleft()
                 self.begin(last, run_us())
                 beside.absorbed.append(last)

@@ -261,9 +261,10 @@ class InboxReader(Service):
 
     def _obey(self, records: list[InboxRecord]) -> None:
         """Carry out the orders and recalls among these records. The messages that were handed over before them are in
-        the lanes."""
+        the lanes. Of equal orders the last one is: a storm of them must not keep up what is handed over."""
+        last = {record.order: record.id for record in records}
         for record in records:
-            if record.order is not None:
+            if record.order is not None and last[record.order] == record.id:
                 self.on_order(record.order)
             if record.recalled and not self._drains:  # a drain gives everything back
                 self.on_recall(record.recalled)

@@ -49,8 +49,7 @@ from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import ChangeWatch, Report
 from usher.master.leader.elector import Elector, Lead
 from usher.master.leader.limits import LeaderLimits
-from usher.master.membership.registration import Membership
-from usher.master.membership.registry import read_registry
+from usher.master.membership.registry import Membership, read_registry
 from usher.master.recovery.repairs import Janitor
 
 #: Starts of a handler for one message.

@@ -32,7 +32,7 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import KeptBodies, LeaderScripts
-from usher.master.membership.registration import Membership
+from usher.master.membership.registry import Membership
 from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, HandOverReply, TargetPlan, TicketPlan
 
 LEASE_MS = 60_000
