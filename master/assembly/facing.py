@@ -35,7 +35,7 @@ from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import HealthHosts
-from usher.master.membership.registration import Membership, NameInUse, RegistrationOver
+from usher.master.membership.registry import Membership, NameInUse, RegistrationOver
 from usher.master.messages.fields import FIELDS_S
 from usher.master.operations.trimming import retention_of
 from usher.master.policy.backlog import BacklogLimits

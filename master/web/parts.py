@@ -18,7 +18,7 @@ from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.leader.elector import Lead
-from usher.master.membership.registration import Membership, RegistrationResult
+from usher.master.membership.registry import Membership, RegistrationResult
 from usher.master.verbs.bulk import BulkJobs
 from usher.master.verbs.view import View
 
