@@ -28,8 +28,8 @@ from usher.master.web.parts import Parts
 from usher.master.web.seen import sees_texts
 
 _MOST_CHOSEN = 200
-#: Seconds that a dry run may take.
-_COUNT_S = 2.0
+#: Seconds of a core that a dry run may take.
+_COUNT_S = 1.0
 
 Go = Callable[[str, str], AnyResponse]
 
