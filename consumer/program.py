@@ -19,10 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from usher.common.base.clock import now_s, run_us, wall_ms
-from usher.common.base.extras import version
+from usher.common.base.extras import Late, version
 from usher.common.base.log import event
 from usher.common.http.credentials import Credentials
 from usher.common.http.serve import LEAST_SILENCE_S, Liveness, WorkerEnds, url_of
@@ -31,7 +29,6 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import MOST_SLOTS, NO_LOCK, Registration
 from usher.common.redis.locate import check_leases
 from usher.common.runtime.name_lock import NameLock, boot_id
-from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.service import Health, judge, stalled
 from usher.consumer.execution.executor import MOST_ABSORBED
 from usher.consumer.execution.lanes import Lanes
@@ -48,6 +45,8 @@ from usher.consumer.settings import ConsumerSettings
 
 if TYPE_CHECKING:
     from flask import Flask
+
+psutil: Any = Late("psutil")
 
 #: Most queued messages that an answer names, and those of which it says where they run; calls of each, and characters
 #: of a file or a function.
@@ -149,7 +148,6 @@ class ConsumerProgram:
         self._leave = leave
         self._give_up = give_up
         self.masters: Callable[[str | None], MasterClient] = functools.partial(master_client, settings)
-        self._state = ProcessState()  # before code of others runs
         if isinstance(sys.stdout, io.TextIOWrapper):
             # Whatever a handler prints is seen, in the order of the log, even if its process is killed.
             sys.stdout.reconfigure(line_buffering=True)
@@ -274,7 +272,6 @@ class ConsumerProgram:
                     self._journal,
                     self._lost,
                     self._metrics,
-                    self._state,
                     self._template,
                     self.masters,
                 )

@@ -23,7 +23,6 @@ for _number in _EARLY:
     signal.signal(_number, lambda number, _frame: os._exit(128 + number))
 
 import contextlib
-import difflib
 import errno
 import gc
 import importlib
@@ -39,9 +38,10 @@ from typing import Any, NamedTuple
 import click
 
 from usher.common.base.errors import UsherError
-from usher.common.base.extras import version
+from usher.common.base.extras import Late, version
 from usher.common.base.text import escape_control
 
+difflib: Any = Late("difflib")
 _ROOT = Path(__file__).resolve().parent.parent
 _COULD_NOT, _INTERRUPTED = 2, 130
 

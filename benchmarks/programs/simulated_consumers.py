@@ -139,7 +139,7 @@ async def _main(redis_url: str, stream: str, group: str, master_url: str, count:
     scripts = ScriptRunner(link)
     nobody = "nobody:0"
     scripts.run("renew", (keys.lease(nobody), stream, keys.unproven(nobody), keys.changed), (group, nobody, 1, "-"))
-    place = _Place(redis_url, keys, scripts.prepared("renew")[1])
+    place = _Place(redis_url, keys, scripts.digest("renew"))
     link.close()
     master = _connected(master_url)
     living = []

@@ -1,6 +1,20 @@
-"""Tell the version of the installed package, and how to install an extra of pyproject.toml; both in this place only."""
+"""What is installed: the version of the package, how to install an extra, and ``Late`` for what most never use."""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class Late:
+    """A library that is imported when something of it is first used; each takes up to 2 MiB."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        value = self.__dict__[name] = getattr(importlib.import_module(self._name), name)
+        return value
 
 
 def version() -> str:

@@ -10,25 +10,28 @@ from __future__ import annotations
 import functools
 import logging
 import platform
-from collections import Counter as Sums
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Info, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
-
 from usher.common.base.clock import now_s
-from usher.common.base.extras import version
+from usher.common.base.extras import Late, version
 from usher.common.base.log import event, log_state
 from usher.common.redis.client import troubles
 from usher.common.runtime.histograms import DurationHistogram
 from usher.common.runtime.service import Service
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
-Source = Callable[[], Iterable[Metric]]
+log = logging.getLogger(__name__)
+core: Any = Late("prometheus_client.core")
+prometheus: Any = Late("prometheus_client")
+
+Source = Callable[[], "Iterable[Metric]"]
 
 #: Reasons of dead letters, and below Redis' errors when it is full. All are exported from the start, with 0: of a
 #: series that begins with 1 Prometheus' ``increase`` is 0, and the first dead letter of a program would alert nobody.
@@ -48,39 +51,33 @@ _FULL = ("oom", "misconf")
 
 
 class Metrics:
-    """All metrics of this process, in a registry of their own if none is given."""
+    """All metrics of this process."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self._registry = registry or CollectorRegistry()
-        if registry is None:
-            ProcessCollector(registry=self._registry)
-        build = Info("usher_build", "The version of Usher, and of the Python that it runs on.", registry=self._registry)
-        build.info({"version": version(), "python": platform.python_version()})
-        #: By ``reason``: one of DEAD_LETTER_REASONS.
-        self.dead_letters = Counter(
-            "usher_dead_letters",
-            "Messages that this process has made dead letters of.",
-            ["reason"],
-            registry=self._registry,
-        )
-        for reason in DEAD_LETTER_REASONS:
-            self.dead_letters.labels(reason)
-        self.add(_redis_errors)
-        self.add(_log_lines)
+    def __init__(self) -> None:
+        self._dead_letters, self._counting = Counter(dict.fromkeys(DEAD_LETTER_REASONS, 0)), threading.Lock()
+        self._sources: list[Source] = [self._own, _redis_errors, _log_lines]
+        #: Adds a source, which is called at every scrape, on a thread of the web server.
+        self.add = self._sources.append
 
-    def add(self, source: Source) -> None:
-        """Add a source, which is called at every scrape, on a thread of the web server."""
-        self._registry.register(_Collector(source))
+    def count_letter(self, reason: str) -> None:
+        """Count a dead letter by its ``reason``, one of DEAD_LETTER_REASONS. Any thread may call it."""
+        with self._counting:
+            self._dead_letters[reason] += 1
+
+    def _own(self) -> Iterable[Metric]:
+        build, text = {"version": version(), "python": platform.python_version()}, "The version of Usher, and of the"
+        yield core.InfoMetricFamily("usher_build", f"{text} Python that it runs on.", value=build)
+        text = "Messages that this process has made dead letters of."
+        yield counters("dead_letters", text, "reason", self._dead_letters)
+
+    def collect(self) -> Iterator[Metric]:
+        return (family for source in self._sources for family in source())
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
         """Return what Prometheus reads, and its content type: OpenMetrics, if ``accept`` asks for it, else its text."""
-        encode, content_type = choose_encoder(accept)
-        return bytes(encode(self._registry)), content_type
-
-
-class _Collector:
-    def __init__(self, collect: Source) -> None:
-        self.collect = collect
+        encode, content_type = prometheus.exposition.choose_encoder(accept)
+        everything = [*prometheus.ProcessCollector(registry=None).collect(), *self.collect()]
+        return bytes(encode(SimpleNamespace(collect=lambda: everything))), content_type
 
 
 class Reader:
@@ -110,18 +107,20 @@ _OF_READERS, _NOW = ("usher_loop_", "usher_router_"), ("held", "running", "strea
 
 @functools.cache
 def of_this_program() -> Metrics:
-    made = Metrics(REGISTRY)
+    made = Metrics()
     made.add(_of_readers)
+    core.REGISTRY.register(made)
     return made
 
 
 def _of_readers() -> Iterable[Metric]:
     readers = [reader for known in _READERS.valuerefs() if (reader := known()) is not None]
     yield from service_metrics([service for reader in readers for service in reader.services])
-    families, sums = dict[str, Any](), Sums[tuple[str, ...]]()
+    families, sums = dict[str, Any](), Counter[tuple[str, ...]]()
     for reader in readers:
         for name, value in reader.metrics().items():
-            full, made = f"usher_{reader.kind}_{name}", GaugeMetricFamily if name in _NOW else CounterMetricFamily
+            full = f"usher_{reader.kind}_{name}"
+            made = core.GaugeMetricFamily if name in _NOW else core.CounterMetricFamily
             families[full] = made(full, reader.told[name], labels=[*reader.labels])
             sums[full, *reader.labels.values()] += value  # type: ignore[assignment]
     for (full, *values), value in sums.items():
@@ -132,7 +131,7 @@ def _of_readers() -> Iterable[Metric]:
 def of_handlers() -> Iterable[Metric]:
     """Yield what a handler's own module has made (prometheus_client's default registry)."""
     try:
-        for family in REGISTRY.collect():
+        for family in core.REGISTRY.collect():
             if not family.name.startswith(("process_", "python_", "usher_")) or family.name.startswith(_OF_READERS):
                 yield family  # others are here already, or ours
     except Exception as problem:  # of a collector of theirs: the rest is missing, and ours is not
@@ -140,19 +139,19 @@ def of_handlers() -> Iterable[Metric]:
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"usher_{name}", text, value=value)
+    return core.GaugeMetricFamily(f"usher_{name}", text, value=value)
 
 
 def gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    return _by_label(GaugeMetricFamily(f"usher_{name}", text, labels=[label]), values)
+    return _by_label(core.GaugeMetricFamily(f"usher_{name}", text, labels=[label]), values)
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"usher_{name}", text, value=value)
+    return core.CounterMetricFamily(f"usher_{name}", text, value=value)
 
 
 def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    return _by_label(CounterMetricFamily(f"usher_{name}", text, labels=[label]), values)
+    return _by_label(core.CounterMetricFamily(f"usher_{name}", text, labels=[label]), values)
 
 
 def _by_label(family: Any, values: Mapping[str, float]) -> Metric:
@@ -163,7 +162,7 @@ def _by_label(family: Any, values: Mapping[str, float]) -> Metric:
 
 def histogram(name: str, text: str, timings: DurationHistogram) -> Metric:
     rows = [("+Inf" if bound == float("inf") else repr(bound), count) for bound, count in timings.cumulative()]
-    return HistogramMetricFamily(f"usher_{name}", text, buckets=rows, sum_value=timings.sum_s)
+    return core.HistogramMetricFamily(f"usher_{name}", text, buckets=rows, sum_value=timings.sum_s)
 
 
 def service_metrics(services: Sequence[Service]) -> Iterable[Metric]:

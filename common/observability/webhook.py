@@ -172,7 +172,7 @@ class DeadLetterNotifier:
     secrets."""
 
     def __init__(self, metrics: Metrics, settings: CommonSettings, program: str, keys: Keys) -> None:
-        self._counter = metrics.dead_letters
+        self._count = metrics.count_letter
         self._webhook: Webhook | None = None
         if settings.dead_letter_webhook:
             self._webhook = Webhook(
@@ -195,7 +195,7 @@ class DeadLetterNotifier:
         attempts: int = 0,
         policy: str = "skip",
     ) -> None:
-        self._counter.labels(reason).inc()
+        self._count(reason)
         if self._webhook is not None:
             self._webhook.add(
                 {

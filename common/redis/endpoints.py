@@ -184,7 +184,7 @@ def _options(name: str, timeout_s: float) -> dict[str, Any]:
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
         "socket_keepalive": True,
-        "socket_read_size": 262_144,
+        "socket_read_size": 16_384,  # times the links of a process
         "protocol": 2,
         "decode_responses": False,
     }

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import psutil
 from pydantic import Field, TypeAdapter
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, StartRefused
+from usher.common.base.extras import Late
 from usher.common.base.log import event
 from usher.common.base.private_file import write_private
 from usher.common.redis.client import AUTH, REFUSED, Link, check_reachable
@@ -22,6 +22,7 @@ from usher.common.redis.endpoints import CLUSTER, mode, near
 from usher.common.runtime.settings import CommonSettings
 
 log = logging.getLogger(__name__)
+psutil: Any = Late("psutil")
 
 #: Round trips that a lease must outlast. Its first renewal goes over a new connection (TCP, TLS, password, name, two
 #: questions about the server) and sends its script twice.

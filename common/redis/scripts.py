@@ -38,7 +38,6 @@ _LOADS_AGAIN = (
 _LOAD_EVERY_S = 4.0
 
 
-@functools.cache
 def source(name: str) -> str:
     text = _NUMBERS.sub(_checks, _texts()[name])
     return _INCLUDE.sub(lambda found: "".join(_texts()[one] for one in found[1].split()), text)
@@ -78,7 +77,7 @@ class ScriptRunner:
     def __init__(self, link: Link) -> None:
         self.link = link
         self._reads_flags = True  # until the server refuses them
-        self._prepared: dict[str, tuple[str, str]] = {}
+        self._digests: dict[str, str] = {}
         # The connection over which steps were loaded for others, and when Redis is asked whether it still knows them.
         self._loaded_over: int | None = None
         self._next_load_s = 0.0
@@ -89,10 +88,10 @@ class ScriptRunner:
         RedisTrouble."""
         if now_s() < self._next_load_s and self._loaded_over == self.link.connections:
             return []
-        texts = [self.prepared(name) for name in names]
-        known = self._known([digest for _, digest in texts])
-        missing = [text for (text, _), is_known in zip(texts, known, strict=True) if not is_known]
-        answers = self.link.pipeline([("SCRIPT", "LOAD", text) for text in missing]) if missing else []
+        names = [*names]
+        known = self._known([self.digest(name) for name in names])
+        missing = [name for name, is_known in zip(names, known, strict=True) if not is_known]
+        answers = self.link.pipeline([("SCRIPT", "LOAD", self._text(name)) for name in missing]) if missing else []
         self._loaded_over, self._next_load_s = self.link.connections, now_s() + _LOAD_EVERY_S
         # Redis 6.2 knows no user that is kept from sending scripts alone.
         return [str(one) for one in answers if isinstance(one, Exception) and not _reads_no_flags(one)]
@@ -111,7 +110,7 @@ class ScriptRunner:
         """
         arguments = (len(keys), *keys, *args)
         try:
-            return self.link.call("EVALSHA", self.prepared(name)[1], *arguments)
+            return self.link.call("EVALSHA", self.digest(name), *arguments)
         except ScriptMissing as missing:
             return self._run_text(name, arguments, missing)
 
@@ -137,31 +136,33 @@ class ScriptRunner:
         except RedisTrouble as trouble:
             not_sent = NotNow("CONNECT", f"not sent, because an earlier command failed: {trouble}")
             return [trouble, *[not_sent] * (len(each) - 1)]
-        digest = self.prepared(name)[1]
+        digest = self.digest(name)
         commands = [("EVALSHA", digest, len(keys), *keys, *args) for keys, args in each[1:]]
         try:
             return [first, *self.link.pipeline(commands)]
         except RedisTrouble as trouble:  # the first run has happened, and the caller must hear of it
             return [first, *[trouble] * (len(each) - 1)]
 
-    def prepared(self, name: str) -> tuple[str, str]:
-        """Return the text of step ``name`` as this server understands it, as far as that is known, and the digest by
-        which Redis knows it."""
-        prepared = self._prepared.get(name)
-        if prepared is None:
-            text = with_memory_flag(source(name)) if self._reads_flags else source(name)
-            prepared = self._prepared[name] = (text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-        return prepared
+    def digest(self, name: str) -> str:
+        """Return the digest by which Redis knows step ``name``. The text is made again when Redis asks for it."""
+        if (digest := self._digests.get(name)) is None:
+            digest = hashlib.sha1(self._text(name).encode(), usedforsecurity=False).hexdigest()
+            self._digests[name] = digest
+        return digest
+
+    def _text(self, name: str) -> str:
+        """Return step ``name`` as this server understands it, as far as that is known."""
+        return with_memory_flag(source(name)) if self._reads_flags else source(name)
 
     def _run_text(self, name: str, arguments: Sequence[Arg], missing: ScriptMissing) -> Any:
         self._loaded_over = None
         try:
-            return self.link.call("EVAL", self.prepared(name)[0], *arguments)
+            return self.link.call("EVAL", self._text(name), *arguments)
         except CommandRefused as refused:
             if "NOPERM" in str(refused) and "'eval'" in str(refused):  # EVAL itself, not a command of the script
                 raise ScriptMissing(missing.kind, f"Redis does not know step {name}, {_LOADS_AGAIN}") from refused
             if not self._reads_flags or not _reads_no_flags(refused):
                 raise
         self._reads_flags = False
-        self._prepared.clear()
-        return self.link.call("EVAL", self.prepared(name)[0], *arguments)
+        self._digests.clear()
+        return self.link.call("EVAL", self._text(name), *arguments)

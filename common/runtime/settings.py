@@ -9,7 +9,6 @@ of ``usher`` itself, which takes them behind a command, too (usher/cli.py).
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import ipaddress
 import re
@@ -22,6 +21,7 @@ import click
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from usher.common.base.errors import SettingsError, StartRefused
+from usher.common.base.extras import Late
 from usher.common.protocol.marks import MarkFields, check_tenant_field, check_weights
 from usher.common.protocol.message import parse_field_names
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection
@@ -31,6 +31,7 @@ PREFIX = "USHER_"
 COMMAND_NAMES = frozenset({"USHER_CONSUMERS", "USHER_MASTERS", "USHER_PORT"})
 
 T = TypeVar("T", bound="CommonSettings")
+difflib: Any = Late("difflib")
 
 
 def _address(value: str) -> str:
@@ -93,7 +94,7 @@ def is_loopback(address: str) -> bool:
 
 
 class CommonSettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
     redis_url: str = Field(
         "",
         pattern=r"^$|^(unix|rediss?(\+sentinel|\+cluster)?)://",

@@ -10,14 +10,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
-import urllib3
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
+from usher.common.base.extras import Late
 from usher.common.protocol.registration import WINDOW_HEADER
 
+urllib3: Any = Late("urllib3")
+
 _CONNECT_S, _READ_S = 1.0, 5.0
-_TIMEOUT = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
 
 
 class MasterUnavailable(RedisTrouble):
@@ -48,9 +49,8 @@ class MasterClient:
     def __init__(self, urls: Sequence[str], token: str, ca: Path | None = None) -> None:
         """Make a client. ``ca``: a file of the trusted CAs; None: those of the system."""
         self._urls = deque(url.strip().rstrip("/") for url in urls)
-        self._http = urllib3.PoolManager(
-            timeout=_TIMEOUT, retries=False, ca_certs=None if ca is None else str(ca.expanduser())
-        )
+        timeout, of_ca = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S), None if ca is None else str(ca.expanduser())
+        self._http = urllib3.PoolManager(timeout=timeout, retries=False, ca_certs=of_ca)
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"

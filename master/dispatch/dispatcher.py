@@ -558,8 +558,7 @@ class Dispatcher(Service):
         assert self._steps is not None
         usable, rejected = partition_entries(new.found)
         redelivered, unseen = self._cursor.split(usable)
-        known = [(entry_id, ticket) for entry_id, ticket in unseen if not self.board.arrive(entry_id, ticket)]
-        kept, late = self._who_has([*redelivered, *known])
+        kept, late = self._who_has([*redelivered, *self.board.arrive(unseen)])
         self.board.learn(self._marks.read(new.found))
         return SortedEntries(unseen, kept, late, rejected)
 

@@ -14,17 +14,23 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
+from functools import cached_property
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, quote, urlsplit
 
 import orjson
 
 from usher.common.base.clock import now_s, wall_ms
-from usher.common.http.tls import ClientTls
+from usher.common.base.extras import Late
+from usher.common.http.tls import FileValue, client_tls
 from usher.master.membership.health_url import HealthHosts, UnfitUrl
-from usher.master.policy.explain.facts import OwnEntry, OwnerTold
+
+if TYPE_CHECKING:
+    from usher.master.policy.explain.facts import OwnEntry, OwnerTold
+
+facts: Any = Late("usher.master.policy.explain.facts")
 
 #: How often requests that take too long in all are looked for.
 _LOOK_S = 0.5
@@ -66,9 +72,13 @@ class ConsumerHttpClient:
     def __init__(self, hosts: HealthHosts, bounds: RequestBounds, ca: Path | None = None) -> None:
         self._hosts = hosts
         self._bounds = bounds
-        self._tls = ClientTls(ca)
+        self._ca = ca
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ask")
         self._under_way: dict[int, tuple[socket.socket, float]] = {}  # by thread: its connection, and since when
+
+    @cached_property
+    def _tls(self) -> FileValue[ssl.SSLContext]:
+        return client_tls(self._ca)
 
     def ask(self, health_urls: Mapping[str, str], end: str = "", instead: str = "") -> dict[str, ConsumerAnswer]:
         """Ask these health URLs (by name) side by side, and return their answers by name. ``instead`` replaces the
@@ -97,7 +107,7 @@ class ConsumerHttpClient:
         with closing(connection):
             if is_tls:
                 name = re.sub(r":[0-9]+$", "", host).strip("[]")
-                connection.sock = self._tls.context().wrap_socket(
+                connection.sock = self._tls.get().wrap_socket(
                     connection.sock, server_hostname=name, do_handshake_on_connect=False
                 )
             self._under_way[threading.get_ident()] = connection.sock, began_s
@@ -164,7 +174,8 @@ def read_answer(body: bytes, now_ms: int) -> OwnerTold | None:
         document: dict[str, Any] = orjson.loads(body)
         ahead_ms = int(document["time_ms"]) - now_ms
         entries = tuple(_entry(entry, ahead_ms) for entry in document["entries"])
-        return OwnerTold(entries, int(document["max_attempts"]))
+        told: OwnerTold = facts.OwnerTold(entries, int(document["max_attempts"]))
+        return told
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -193,7 +204,7 @@ def read_process(body: bytes, now_ms: int) -> dict[str, Any] | None:
 
 def _entry(entry: dict[str, Any], ahead_ms: int) -> OwnEntry:
     started_ms, due_ms = int(entry["started_ms"] or 0), int(entry["due_ms"] or 0)
-    return OwnEntry(
+    own: OwnEntry = facts.OwnEntry(
         str(entry["id"]).encode(),
         str(entry["state"]),
         int(entry["attempt"]),
@@ -201,3 +212,4 @@ def _entry(entry: dict[str, Any], ahead_ms: int) -> OwnEntry:
         due_ms and max(1, due_ms - ahead_ms),
         bool(entry.get("apart")),
     )
+    return own

@@ -136,6 +136,5 @@ def test_after_a_restart_of_the_server_the_first_call_succeeds(tmp_path_short: P
 
 def test_all_scripts_are_read_at_once_and_none_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     source("renew")
-    source.cache_clear()
     monkeypatch.setattr("io.open", lambda *_args, **_more: (_ for _ in ()).throw(OSError(24, "Too many open files")))
     assert "failures" in source("charge")

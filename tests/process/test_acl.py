@@ -459,7 +459,7 @@ def test_a_program_may_run_all_commands_of_its_scripts() -> None:
 
 
 def _knows(emptied: Guarded, runner: ScriptRunner, name: str) -> bool:
-    return emptied.admin.call("SCRIPT", "EXISTS", runner.prepared(name)[1]) == [1]
+    return emptied.admin.call("SCRIPT", "EXISTS", runner.digest(name)) == [1]
 
 
 @pytest.mark.skipif(not _BY_KEY, reason="Redis 6.2")
@@ -581,7 +581,7 @@ def test_no_number_that_a_user_gives_to_a_script_holds_the_server_up(emptied: Gu
 
     for script, (keys, arguments) in samples.items():
         stage()
-        digest = ScriptRunner(link).prepared(script)[1]
+        digest = ScriptRunner(link).digest(script)
         for place in range(len(arguments)):
             for wrong in _WRONG:
                 given = [*arguments[:place], wrong, *arguments[place + 1 :]]
