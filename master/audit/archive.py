@@ -178,8 +178,7 @@ class DataSet:
         return found
 
     def complete(self, bodies_from: bytes | None = None) -> tuple[list[Path], int]:
-        """Return the files of all commits, and how many rows they have. Raises StartRefused, also where
-        bodies from that id on are asked for that are not kept."""
+        """Return the files of all commits, and how many rows they have. ``bodies_from``: bodies from that id on."""
         commits = self.chain()
         lacking = [one for one in commits if one.rows and not one.facts.get("bodies")]
         if bodies_from is not None and lacking and rank(lacking[-1].last.encode()) >= rank(bodies_from):

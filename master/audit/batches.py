@@ -205,8 +205,7 @@ def pending_span(reader: BulkReader, keys: Keys, everything: bool) -> Span | Non
 def pending(
     reader: BulkReader, keys: Keys, field: bytes | None, everything: bool = False, span: Span | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield pending entries (of a range) with their tickets; with ``everything`` also all that the group has read;
-    without a ``field`` the pending list alone."""
+    """Yield pending entries with their tickets; ``everything``: all that was read; no ``field``: the list alone."""
     if not (span := span or pending_span(reader, keys, everything)):
         return
     (start, last), now_ms = span, pa.scalar(wall_ms(), _NUMBER)

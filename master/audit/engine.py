@@ -122,8 +122,7 @@ class Engine:
         connection.execute(f"CREATE MACRO get_json_object(x, path) AS {json}")  # as Spark has it
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
-        """Make a table of Parquet files; without any it is empty. ``rows``: how many they must have, of an archive,
-        which is read where the rows are wanted. Raises OSError when it has others there."""
+        """Make a table of Parquet files. ``rows``: how many an archive has: OSError where others are read."""
         if not files:
             self.arrow(name, schema.empty_table())
             return
@@ -184,8 +183,7 @@ def _at_utc(found: re.Match[str]) -> str:
 
 
 class SparkEngine(Engine):
-    """``is_far``: executors are on other machines, so they see no file of this one; ``small``: all tables fit into this
-    process, and are given to Spark in one part, so that nothing is shuffled."""
+    """``is_far``: executors see no file of this machine; ``small``: all fits into this one, and is given in one part."""
 
     name = "spark"
 
@@ -265,8 +263,15 @@ def first_cause(failed: Exception) -> str:
     with contextlib.suppress(Exception):  # py4j asks Java for the text, which may have ended
         lines = str(failed).strip().splitlines() or lines
     causes = [line for line in lines if line.startswith("Caused by: ")]
-    told = causes[-1:] or [line for line in lines[1:2] if line.startswith(": ")] or lines
-    return told[0].removeprefix("Caused by").removeprefix(": ")[:500]
+    told, *_ = causes[-1:] or [line for line in lines[1:2] if line.startswith(": ")] or lines
+    if told.rstrip().endswith(":"):  # what a Python worker said is behind it
+        behind = itertools.takewhile(
+            lambda one: not re.match(r"\tat |PYTHONPATH was", one), lines[lines.index(told) + 1 :]
+        )
+        said = [*filter(None, map(str.strip, behind))]
+        named = [one for one in said if re.match(r"[\w.]+(?:Error|Exception): ", one)]
+        told = told.removesuffix("Traceback (most recent call last):") + "".join(named[:1] or said[-1:])
+    return told.removeprefix("Caused by").removeprefix(": ")[:500]
 
 
 def store_of(place: str) -> tuple[Any, str]:
@@ -289,8 +294,7 @@ def held(file: Path) -> IO[bytes] | None:
 
 @contextlib.contextmanager
 def own_folder(place: Path) -> Iterator[Path]:
-    """Yield a folder of this run's own: the first ``1``, ``2`` ... in ``place`` that no other run has, without what a
-    killed one has left; what Java and Spark say of it lies beside it. Raises StartRefused."""
+    """Yield an empty folder of this run's own in ``place``: ``1``, ``2`` ...; what Java says lies beside it."""
     with refusing(f"USHER_AUDIT_DIR: the folder {place} cannot be used"):
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         folders = (place / str(number) for number in itertools.count(1))

@@ -156,9 +156,8 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
 
 
 class AuditedStream(NamedTuple):
-    """A ticket stream, its group and its run log at one moment. ``row`` and ``declared``: of these tables (``facts``).
-    ``has_runs``: there are records in the run log, and all after ``cut_ms``, by Redis' clock (-1: it was never cut).
-    ``first``: the first entry that is still in the stream; ``max_deleted``: the highest one that was ever deleted."""
+    """A ticket stream, its group and its run log at one moment. ``has_runs``: there are records, all after ``cut_ms`` by
+    Redis' clock (-1: never cut); ``first``: of the entries still there; ``max_deleted``: of those ever deleted."""
 
     keys: Keys
     row: dict[str, Any]
@@ -582,8 +581,7 @@ class Proof:
         read_redis(self._engine, readers, self._folder / f"{name}.parquet", schema, read)
 
     def _begin_span(self) -> None:
-        """Count the new executions. A gap among them begins a new span: what is behind it is compared with what was
-        before it, but what is in order may have been over in between."""
+        """Count the new executions. Behind a gap among them a new span begins: what was in order may be over by then."""
         floor, span = -1, self.span
         span |= self._was.get("span", {})
         for gap in [one for one in self._new_runs if one.gap]:
