@@ -183,7 +183,7 @@ def _at_utc(found: re.Match[str]) -> str:
 
 
 class SparkEngine(Engine):
-    """``is_far``: executors see no file of this machine; ``small``: all fits into this one, and is given in one part."""
+    """``is_far``: executors see no file of this machine; ``small``: all fits into this one, given in one part."""
 
     name = "spark"
 

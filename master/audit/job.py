@@ -156,7 +156,7 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
 
 
 class AuditedStream(NamedTuple):
-    """A ticket stream, its group and its run log at one moment. ``has_runs``: there are records, all after ``cut_ms`` by
+    """A ticket stream, its group and its run log at one moment. ``has_runs``: there are some, all after ``cut_ms`` by
     Redis' clock (-1: never cut); ``first``: of the entries still there; ``max_deleted``: of those ever deleted."""
 
     keys: Keys
@@ -581,7 +581,7 @@ class Proof:
         read_redis(self._engine, readers, self._folder / f"{name}.parquet", schema, read)
 
     def _begin_span(self) -> None:
-        """Count the new executions. Behind a gap among them a new span begins: what was in order may be over by then."""
+        """Count the new executions. Behind a gap among them a new span begins: what was in order may be over."""
         floor, span = -1, self.span
         span |= self._was.get("span", {})
         for gap in [one for one in self._new_runs if one.gap]:
