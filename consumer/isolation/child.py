@@ -117,8 +117,7 @@ class Slot(Service):
         seconds = time.monotonic() - began_s
         message.slot = 0
         if self._handler.batch is not None:
-            [verdict] = judge([[message]], returned, raised)
-            raised = verdict.error
+            [(_, raised)] = judge([[message]], returned, raised)
         told = getattr(message, "answer", None) if raised is None else None
         return replace(ended(raised, seconds), answer=told)
 

@@ -305,9 +305,9 @@ class _ChildLoop:
             returned = call([message])
         except BaseException as problem:
             raised = problem
-        [verdict] = judge([[message]], returned, raised)
-        if verdict.error is not None:
-            raise verdict.error
+        [(_, error)] = judge([[message]], returned, raised)
+        if error is not None:
+            raise error
 
     def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
         result = function(*arguments)

@@ -21,7 +21,7 @@ from usher.common.protocol.owner_words import RETURNED, is_waiting
 from usher.common.redis.client import Link
 from usher.common.redis.replies import Order
 from usher.consumer.policy.outcome import RetryPolicy, TicketPace
-from usher.consumer.program import describe_ticket
+from usher.consumer.web import describe_ticket
 from usher.master.insight.explainer import Explainer
 from usher.master.membership.consumer_http import read_answer
 from usher.master.operations.action_log import By
@@ -307,6 +307,7 @@ def test_a_backoff_is_cut_short_too(stage: Stage, leader: MasterActor, desk: Des
     leader.settle()
     a.read()
     started(a).fail(ValueError("x"))
+    a.flush()
     due_s = a.lanes.next_due_s()
     assert due_s is not None
     assert due_s > now_s()
