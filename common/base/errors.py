@@ -51,10 +51,10 @@ class Behind(UsherError):
     """Masters ask producers to wait: so many messages wait for the stream, or for ``tenant``; or as many wait of
     ``ticket_id`` as its producer allows (``ticket_limit``). Nothing was sent."""
 
-    def __init__(self, stream: str, tenant: str, waiting: int, ticket_id: str = "") -> None:
+    def __init__(self, stream: str, tenant: str, waiting: int, ticket_id: str = "", hint: str = "") -> None:
         self.stream, self.tenant, self.waiting, self.ticket_id = stream, tenant, waiting, ticket_id
         of = f", tenant {tenant}" if tenant else f", ticket {ticket_id}" if ticket_id else ""
-        super().__init__(f"{stream}{of} is behind: {waiting:,} messages wait; nothing was sent")
+        super().__init__(f"{stream}{of} is behind: {waiting:,} messages wait; nothing was sent{hint}")
 
 
 class Failed(UsherError):

@@ -56,12 +56,7 @@ PLANS: tuple[Plan, ...] = (
     Plan("K19", "batch handlers of three kinds", consumer_kills,
          ("kill", "redelivered", "starts_batch", "starts_batch_async", "repeated", "dlq"), strict=True,
          shape=Shape(handlers=_BATCHES, max_attempts=3), load=_FAILING, brief=False),
-    replace(
-        while_it_runs(
-            Plan("K19", "runs that absorb, talked to", consumer_kills, ("kill", "redelivered", "dlq"), strict=True)
-        ),
-        brief=False,
-    ),
+    while_it_runs(Plan("K19", "runs that absorb, talked to", consumer_kills, ("kill", "redelivered", "dlq"), strict=True)),
     Plan("K20", "handler kinds that change", changing_kinds,
          ("kill", "restart", "redelivered", "starts_thread", "starts_async", "starts_batch"), strict=True,
          load=_FAILING, seconds=7.0, varies=False, brief=False),
