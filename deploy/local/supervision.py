@@ -71,14 +71,12 @@ def environment(
     port: int,
     redis_port: int | None,
     stop_seconds: int,
-    consumers_redis_url: str = "",
 ) -> dict[str, str]:
     """Return what ``deploy/supervisord.conf`` asks for (see its header), on top of ``base``. ``redis_port`` None: no
-    embedded Redis. ``consumers_redis_url``: where consumers have another than the rest."""
+    embedded Redis."""
     return {
         **base,
         "USHER_CONSUMERS_TOKEN": consumers_token(base.get("USHER_API_TOKEN", "")),
-        "USHER_CONSUMERS_REDIS_URL": consumers_redis_url or base.get("USHER_REDIS_URL", "").replace('"', "%22"),
         "USHER_COMMAND": shlex.join(usher_command()),
         "USHER_STATE_DIR": str(state_folder),
         "USHER_CONSUMERS": str(consumers),
