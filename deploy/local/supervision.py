@@ -30,7 +30,6 @@ from supervisor.supervisord import main as supervisord_main
 from supervisor.xmlrpc import SupervisorTransport
 
 from usher.common.base.errors import StartRefused, UsherError
-from usher.common.http.credentials import consumers_token
 from usher.common.runtime.own_command import usher_command
 
 CONFIGURATION = Path(__file__).resolve().parents[1] / "supervisord.conf"
@@ -76,7 +75,7 @@ def environment(
     embedded Redis."""
     return {
         **base,
-        "USHER_CONSUMERS_TOKEN": consumers_token(base.get("USHER_API_TOKEN", "")),
+        "USHER_CONSUMERS_TOKEN": base.get("USHER_API_TOKEN", ""),
         "USHER_COMMAND": shlex.join(usher_command()),
         "USHER_STATE_DIR": str(state_folder),
         "USHER_CONSUMERS": str(consumers),
