@@ -189,7 +189,7 @@ def _senders(given: Sequence[str], log: LogKeys, taken: str) -> tuple[AclProgram
                     ("llen", "lindex", "ltrim", "rpush", "pexpire"),
                     tuple(waiting_key(one, "*", b"").decode() for one in given),
                 ),
-                Grant(("xread", "xtrim"), tuple(LogKeys(one).replies("*") for one in given)),
+                Grant(("xread", "xdel"), tuple(LogKeys(one).replies("*") for one in given)),
             ),
         ),
     )

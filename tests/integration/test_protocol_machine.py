@@ -401,7 +401,7 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
         consumer = self._consumer(some)
         if consumer is not None:
             lived = self.ledger.lease(consumer.incarnation)
-            assert consumer.steps.renew(LEASE_MS).state == lived.decode()
+            assert consumer.steps.renew(LEASE_MS)[0] == lived.decode()
 
     def work(self, some: int) -> None:
         """All that a consumer can do now."""
