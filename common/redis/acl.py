@@ -254,12 +254,6 @@ ADMIN = "admin"
 USERS = ("producer", "sender", "consumer", "master", "streamer", "reader", "auditor", ADMIN)
 
 
-def user_line(name: str, password: str, stream: str, group: str, sources: Sequence[str] = ()) -> str:
-    """Return the line of one of ``USERS``, for Redis 7 or later. Raises StartRefused as ``acl_file``."""
-    _check(stream, *sources)
-    return next(one for one in programs(stream, group, sources) if one.name == name).line(password)
-
-
 def _check(*names: str) -> None:
     if odd := [name for name in names if _ENDS_WORD.search(name)]:
         raise StartRefused(

@@ -30,7 +30,6 @@ from supervisor.supervisord import main as supervisord_main
 from supervisor.xmlrpc import SupervisorTransport
 
 from usher.common.base.errors import StartRefused, UsherError
-from usher.common.http.credentials import consumers_token
 from usher.common.runtime.own_command import usher_command
 
 CONFIGURATION = Path(__file__).resolve().parents[1] / "supervisord.conf"
@@ -71,14 +70,12 @@ def environment(
     port: int,
     redis_port: int | None,
     stop_seconds: int,
-    consumers_redis_url: str = "",
 ) -> dict[str, str]:
     """Return what ``deploy/supervisord.conf`` asks for (see its header), on top of ``base``. ``redis_port`` None: no
-    embedded Redis. ``consumers_redis_url``: where consumers have another than the rest."""
+    embedded Redis."""
     return {
         **base,
-        "USHER_CONSUMERS_TOKEN": consumers_token(base.get("USHER_API_TOKEN", "")),
-        "USHER_CONSUMERS_REDIS_URL": consumers_redis_url or base.get("USHER_REDIS_URL", "").replace('"', "%22"),
+        "USHER_CONSUMERS_TOKEN": base.get("USHER_API_TOKEN", ""),
         "USHER_COMMAND": shlex.join(usher_command()),
         "USHER_STATE_DIR": str(state_folder),
         "USHER_CONSUMERS": str(consumers),
