@@ -87,6 +87,7 @@ PARTS: dict[str, dict[str, Listed]] = {
         "dead": Listed("usher.master.cli.shelves:dead", "Look at dead letters, redrive them, or drop them."),
         "pause": Listed("usher.master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),
         "slow": Listed("usher.master.cli.rules:slow", "Slow a ticket, a pattern, or everything down."),
+        "limit": Listed("usher.master.cli.rules:limit", "Bound what waits of a ticket; the rest are dead letters."),
         "resume": Listed("usher.master.cli.rules:resume", "Let what was paused or slowed go on."),
         "trim": Listed("usher.master.cli.trim:trim", "Cut what no reader of the stream needs; shows it first."),
     },

@@ -139,15 +139,7 @@ class Producer:
     def interrupt(self, ticket_id: Key) -> bool:
         """Tell the run of the ticket's message to end (``message.cancelled``). Return False if no consumer has the
         ticket. Raises NotNow, and ReplyUnknown: it may have been told."""
-        return self._ask_owner("interrupt", ticket_key(ticket_id))
-
-    def clear(self, ticket_id: Key) -> bool:
-        """Have what waits of the ticket at its consumer become dead letters (reason ``cleared``), in order; what runs
-        is left alone. Return False if no consumer has the ticket."""
-        return self._ask_owner("clear", ticket_key(ticket_id))
-
-    def _ask_owner(self, what: str, ticket: bytes) -> bool:
-        keys = Keys(self._stream, self._group)
+        keys, ticket = Keys(self._stream, self._group), ticket_key(ticket_id)
 
         def ask() -> bool:
             with self._lock():
@@ -155,7 +147,7 @@ class Producer:
                 if b":" not in owner:
                     return False
                 # Without the inbox its owner has ended; who has the ticket by now does not run what ran then.
-                told = ("order", what, "ticket", ticket, "id", "")
+                told = ("order", "interrupt", "ticket", ticket, "id", "")
                 return bool(self._link.call("XADD", keys.inbox(owner.decode()), "NOMKSTREAM", "*", *told))
 
         return self._patiently(ask, False)  # asked again, it could meet the next run
@@ -222,7 +214,7 @@ class Producer:
         the stream, and another id, when they are due.
 
         Raises TypeError, ValueError and MessageUndecodable for messages that could never be handled (nothing was
-        sent), Behind (with ``heed_limits``: nothing was sent), NotNow (the last batch did not happen), ReplyUnknown
+        sent), Behind (of ``ticket_limit``: but ``sent`` of them), NotNow (the last batch did not happen), ReplyUnknown
         (the outcome is unknown, and not every message has a uid), CommandRefused. Calling again with the same messages
         is safe where all have uids, within ``dedup_s``.
         """
@@ -246,7 +238,10 @@ class Producer:
                 self._patiently(lambda: self._heed({self._tenant(flat) for _, flat in prepared}), True)
             for batch in _batches(prepared):
                 recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
-                sent += self._patiently(lambda batch=batch: self._add(stream, batch), recognisable)  # type: ignore[misc]
+                try:
+                    sent += self._patiently(lambda batch=batch: self._add(stream, batch), recognisable)  # type: ignore[misc]
+                except Behind as behind:
+                    raise Behind(self._stream, "", behind.waiting, behind.ticket_id, len(sent)) from None
 
     def _heed(self, tenants: set[bytes]) -> None:
         if self._sign is not None:
@@ -379,9 +374,6 @@ class AsyncProducer:
 
     async def interrupt(self, ticket_id: Key) -> bool:
         return await self._in_thread(self._producer.interrupt, ticket_id)
-
-    async def clear(self, ticket_id: Key) -> bool:
-        return await self._in_thread(self._producer.clear, ticket_id)
 
     async def call(self, ticket_id: Key | None, fields: Mapping[str, Value], timeout_s: float) -> Any:
         answers = self.stream(ticket_id, fields, timeout_s)

@@ -307,7 +307,8 @@ class Explanation(TypedDict):
 
 class RuleRow(TypedDict):
     """A live rule. ``target``: ticket, pattern, tenant, stream, everything or consumer. ``action``: pause, slow (with
-    ``rate_per_second``; of a tenant also with ``concurrency`` or ``weight``)."""
+    ``rate_per_second``; of a tenant also with ``concurrency`` or ``weight``), limit (with
+    ``ticket_limit``)."""
 
     id: str
     target: str
@@ -316,6 +317,7 @@ class RuleRow(TypedDict):
     rate_per_second: float | None
     concurrency: int | None
     weight: int | None
+    ticket_limit: int | None
     reason: str
     who: str
     version: int
