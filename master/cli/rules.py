@@ -78,12 +78,9 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
     now_ms = wall_ms()
     rows = []
     for rule in book.rules:
-        limits = [f"{rule.rate_per_second:g}/s"] if rule.rate_per_second else []
-        limits += [f"{rule.concurrency} at a time"] if rule.concurrency else []
-        limits += [f"weight {rule.weight}"] if rule.weight else []
-        limits += [f"{rule.ticket_limit:,} of a ticket"] if rule.ticket_limit else []
-        rate, since = ", ".join(limits), span(now_ms - rule.set_ms) if rule.set_ms else ""
-        rows.append((rule.id, rule.target.value, rule.value, rule.action.value, rate, rule.who, since, rule.reason))
+        since = span(now_ms - rule.set_ms) if rule.set_ms else ""
+        of, does = (rule.target.value, rule.value), (rule.action.value, rule.bounds)
+        rows.append((rule.id, *of, *does, rule.who, since, rule.reason))
     console().print(
         table("Rules", ("id", "target", "value", "action", "rate", "who", "since", "reason"), rows, ids=("id",))
     )

@@ -98,10 +98,7 @@ class LiveRules:
         ReplyUnknown it is safe to ask again."""
         chosen = rule_id(rule.target, rule.value, rule.action is RuleAction.LIMIT)
         on = f"{rule.target.value} {rule.value}".rstrip()
-        on += f" at {rule.rate_per_second:g}/s" if rule.rate_per_second else ""
-        on += f", {rule.concurrency} at a time" if rule.concurrency else ""
-        on += f", weight {rule.weight}" if rule.weight else ""
-        on += f", {rule.ticket_limit} of a ticket" if rule.ticket_limit else ""
+        on += f": {rule.bounds}" if rule.bounds else ""
         action = OperatorAction(by, what or rule.action.value, on)
         reply = self._change(chosen, dump(rule), action)
         for gone in self._gone() if reply[0] == b"FULL" else ():

@@ -98,20 +98,20 @@ class Rule:
 
     def told(self) -> str:
         """Describe the rule for people: ``paused by alice: the customer asked (rule 3f2a, everything)``."""
-        does = "paused" if self.action is RuleAction.PAUSE else self._slowed()
+        does = {"pause": "paused", "slow": f"slowed to {self.bounds}"}.get(
+            self.action.value, f"limited to {self.bounds}"
+        )
         has_value = self.target in (Target.PATTERN, Target.STREAM, Target.TENANT)
         of = self.target.value + (f" {self.value}" if has_value else "")
         why = f": {self.reason}" if self.reason else ""
         return f"{does} by {self.who or 'somebody'}{why} (rule {self.id}, {of})"
 
-    def _slowed(self) -> str:
-        if self.ticket_limit:
-            return f"limited to {self.ticket_limit:,} unfinished messages of each ticket"
-        if self.target is not Target.TENANT:
-            return f"slowed to {self.rate_per_second or 0:g}/s"
-        limits = [f"slowed to {self.rate_per_second:g}/s"] if self.rate_per_second else []
-        limits += [f"limited to {self.concurrency} at a time"] if self.concurrency else []
-        return " and ".join(limits + [f"given the weight {self.weight}"] * bool(self.weight))
+    @property
+    def bounds(self) -> str:
+        """How far it slows or limits: ``5/s, weight 3``."""
+        told = {"{:g}/s": self.rate_per_second, "{} at a time": self.concurrency, "weight {}": self.weight}
+        told |= {"{:,} unfinished messages of each ticket": self.ticket_limit}
+        return ", ".join(text.format(value) for text, value in told.items() if value)
 
 
 def rule_id(target: Target, value: str, is_limit: bool = False) -> str:
