@@ -8,13 +8,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import click
 
 from usher.common.base.errors import HandlerUnusable, UsherError
-from usher.common.base.log import began_here, configure
+from usher.common.base.log import configure
 from usher.common.base.text import escape_control, format_error
 from usher.common.http.serve import START_S, WorkerEnds, check_address, leave, serve
 from usher.common.http.tls import server_tls
@@ -58,17 +59,17 @@ def main(flags: dict[str, Any]) -> None:
         sys.exit(2)
 
 
-def check_handler(spec: str) -> None:
+def check_handler(spec: str, check: Callable[[], None] = lambda: None) -> None:
     """Import the handler once in a child process, so that a failing import is reported before anything starts.
 
     A child, because importing may start threads or open connections, which must not exist before the worker is
-    forked. Raises HandlerUnusable.
+    forked. ``check`` is called all the time, and may raise, which ends it. Raises HandlerUnusable.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         problem = _FINE
-        began_here()
+        os.setsid()
         with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no stderr
             faulthandler.enable()  # says where it stands, if it takes too long
         try:
@@ -80,7 +81,13 @@ def check_handler(spec: str) -> None:
         os.write(writer, problem.encode("utf-8", "backslashreplace")[:60_000])
         os._exit(0)
     os.close(writer)
-    problem, code = _word_of(child, reader, START_S)
+    try:
+        problem, code = _word_of(child, reader, START_S, check)
+    finally:  # also what the module has started
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
     if code == -signal.SIGABRT and not problem:
         raise HandlerUnusable(
             f"USHER_HANDLER={spec}: its module was not imported within {START_S:.0f} s, or aborted; the lines above say"
@@ -94,13 +101,14 @@ def check_handler(spec: str) -> None:
         raise HandlerUnusable(problem)
 
 
-def _word_of(child: int, reader: int, most_s: float) -> tuple[str, int]:
+def _word_of(child: int, reader: int, most_s: float, check: Callable[[], None]) -> tuple[str, int]:
     """Return everything that the child wrote before it ended, and its exit code; end it after ``most_s``. Do not wait
     for the end of file: processes that the module has forked live on and keep the pipe open."""
     said, ends_s, signals = b"", time.monotonic() + most_s, iter((signal.SIGABRT, signal.SIGKILL))
     os.set_blocking(reader, False)
     with os.fdopen(reader, "rb", buffering=0) as told_by_child:
         while True:
+            check()
             ended, status = os.waitpid(child, os.WNOHANG)  # before the read: all that it wrote is in the pipe then
             while chunk := told_by_child.read(65_536):
                 said += chunk

@@ -26,7 +26,6 @@ from usher.common.redis.client import Link, SameServer
 from usher.common.redis.replies import Order
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import call_in_children
-from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.service import Service, stalled
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
@@ -174,7 +173,6 @@ class Incarnation:
         journal: Journal,
         on_lost: Callable[..., None],
         metrics: Metrics,
-        state: ProcessState,
         template: Template,
         masters: Callable[[str | None], MasterClient],
     ) -> None:
@@ -215,7 +213,7 @@ class Incarnation:
         self.guard = LeaseGuard(self.lease, on_lost)
         self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, settings.concurrency)
         self.pool += self._suspect_workers(settings, wires, keys.stream, template)
-        self.progress = ProgressWatch(lambda: (self.executor.ended, self.lanes.running), state, self.executor.look)
+        self.progress = ProgressWatch(lambda: (self.executor.ended, self.lanes.running), self.executor.look)
         self.watch: list[Service] = (
             [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
         )

@@ -29,7 +29,6 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import MOST_SLOTS, NO_LOCK, Registration
 from usher.common.redis.locate import check_leases
 from usher.common.runtime.name_lock import NameLock, boot_id
-from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.service import Health, judge, stalled
 from usher.consumer.execution.executor import MOST_ABSORBED
 from usher.consumer.execution.lanes import Lanes
@@ -151,7 +150,6 @@ class ConsumerProgram:
         self._leave = leave
         self._give_up = give_up
         self._masters = masters
-        self._state = ProcessState()  # before code of others runs
         if isinstance(sys.stdout, io.TextIOWrapper):
             # Whatever a handler prints is seen, in the order of the log, even if its process is killed.
             sys.stdout.reconfigure(line_buffering=True)
@@ -276,7 +274,6 @@ class ConsumerProgram:
                     self._journal,
                     self._lost,
                     self._metrics,
-                    self._state,
                     self._template,
                     self._masters,
                 )

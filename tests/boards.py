@@ -33,7 +33,7 @@ def board_with(*names: str, window: int = 512, slots: int = 4, capacity: int = 1
 
 def arrive(board: Board, ticket: bytes, *numbers: int) -> None:
     for entry_id in ids(*numbers):
-        assert board.arrive(entry_id, ticket)
+        assert not board.arrive([(entry_id, ticket)])
 
 
 def planned(plan: HandOverPlan | None) -> dict[tuple[str, bytes], list[bytes]]:

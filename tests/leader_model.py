@@ -189,8 +189,7 @@ class Leader:
         """New entries come to the board, and are planned. Returns what makes that undone, too."""
         news = self.redis.read(1000)
         new = [(entry[0], entry[1] or b"") for entry in news.found]
-        for one in new:
-            assert self.board.arrive(*one)
+        assert not self.board.arrive(new)
         plan = self.board.plan(limit, self.now_s)
 
         def undo() -> None:

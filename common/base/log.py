@@ -13,20 +13,17 @@ logs them. A line that repeats is left out after a few times; the next one after
 A handler's code logs through here too, and sets up logging as it likes. A line never raises, whatever it was given; and
 our events are written whatever becomes of the loggers of this process, since they do not go through them.
 
-Nobody waits for a log. A line is written at once, by the thread that logs it, as far as there is room: it is there
-whatever becomes of the process next. What finds no room waits in memory for a thread (``_Backlog``), and so does every
-record for the logging handlers that others have added: they never run on a thread that logs. Beyond a bound, lines are
-dropped and counted.
+Nobody waits for a reader of the log. A line is written at once, by the thread that logs it, as far as there is room: it
+is there whatever becomes of the process next. What finds no room waits in memory for a thread; beyond a bound, lines
+are dropped and counted. Logging handlers of others run where the line is logged, as in any program.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
 import json
 import logging
-import math
 import os
 import queue
 import re
@@ -35,14 +32,13 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar, copy_context
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from usher.common.base.clock import now_s
 from usher.common.base.text import escape_control, format_error
 
 _log = logging.getLogger(__name__)
@@ -61,10 +57,8 @@ _MOST_ALIKE, _WHILE_S, _MOST_KNOWN = 10, 10.0, 1000
 _SHORTEST_SECRET = 4
 #: How long a flush waits for a reader that is behind.
 _FLUSH_S = 0.5
-#: Bytes that wait for the reader of stderr, and records that wait for the handlers of others.
-_MOST_BYTES, _MOST_RECORDS = 1 << 20, 1000
-#: Seconds between two lines that say how many records those handlers lack.
-_TELL_EVERY_S = 10.0
+#: Bytes that wait for the reader of stderr.
+_MOST_BYTES = 1 << 20
 #: Our own descriptor of stderr has at least this number: programs that "close everything" begin at 3.
 _NUMBER = 100
 _Lock = contextlib.AbstractContextManager[object]
@@ -133,75 +127,14 @@ class _Repeats:
         return left_out if count < _MOST_ALIKE else None
 
 
-class _Backlog:
-    """A queue for a thread that may be slow, or stand still for ever: up to ``most`` wait; more is dropped and counted.
-    ``lock`` guards it, and is not held while ``do`` runs. ``why`` so many were dropped is told."""
-
-    def __init__(self, lock: _Lock, do: Callable[[Any], None], most: int, why: str) -> None:
-        self._lock, self._do, self._most, self._why = lock, do, most, why
-        self.dropped = self.told = 0
-        self._told_s = -_TELL_EVERY_S
-        self._anew()
-
-    def _anew(self) -> None:
-        self._pid, self.size = os.getpid(), 0
-        self._queue: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_here(self) -> bool:
-        return threading.current_thread() is self._thread
-
-    def waits(self) -> bool:
-        if os.getpid() != self._pid:  # a forked child: what waits is its parent's, and so is the thread
-            self._anew()
-        return self.size > 0
-
-    def put(self, thing: Any, size: int = 1) -> None:
-        if self.waits() and self.size + size > self._most:
-            self.dropped += 1
-            return
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="log", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no thread to be had, or the interpreter ends
-                self.dropped += 1
-                return
-            self._thread = thread
-        self.size += size
-        self._queue.put((thing, size))
-
-    def _run(self) -> None:
-        while True:
-            thing, size = self._queue.get()
-            with contextlib.suppress(BaseException):  # whatever a handler of others raises
-                self._do(thing)
-            with self._lock:
-                self.size -= size
-            self.tell()
-
-    def tell(self, every_s: float = math.inf) -> None:
-        """Say how many were dropped since that was said: when nothing waits, else once in ``every_s``."""
-        is_due = not self.size if every_s == math.inf else now_s() - self._told_s >= every_s
-        if self.dropped > self.told and is_due:
-            lines, self.told, self._told_s = self.dropped - self.told, self.dropped, now_s()
-            event(_log, "log_lines_dropped", level=logging.WARNING, lines=lines, why=self._why)
-
-    def flush(self, within_s: float) -> bool:
-        until_s = time.monotonic() + within_s
-        while self.waits():
-            if time.monotonic() > until_s:
-                return False
-            time.sleep(0.005)
-        return True
-
-
 class _Stderr:
-    """The log's own descriptor. ``write`` is called with ``lock`` held, and never waits."""
+    """The log's own descriptor. ``write`` is called with ``lock`` held, and never waits: what finds no room waits for a
+    thread, which may be slow, or stand still for ever."""
 
     def __init__(self, lock: _Lock) -> None:
-        self.backlog = _Backlog(lock, self._write_on, _MOST_BYTES, "nobody read the log")
+        self._lock = lock
+        self.dropped = self.told = 0
+        self._anew()
         self._descriptor, self._file = -1, os.stat_result([0] * 10)
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed before this program began
             number = sys.stderr.fileno()
@@ -213,18 +146,41 @@ class _Stderr:
         self._takes_all = stat.S_ISREG(self._file.st_mode)
         self._flag = getattr(os, "RWF_NOWAIT", 0)  # 0: the system cannot write without waiting
 
+    def _anew(self) -> None:
+        self._pid, self._size = os.getpid(), 0
+        self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def waits(self) -> bool:
+        if os.getpid() != self._pid:  # a forked child: what waits is its parent's, and so is the thread
+            self._anew()
+        return self._size > 0
+
     def write(self, line: bytes) -> None:
         rest = line
-        if not self.backlog.waits():
+        if not self.waits():
             try:
                 rest = line[self._write(line, may_wait=False) :]
             except BlockingIOError:
                 pass
             except OSError:
-                self.backlog.dropped += 1
+                self.dropped += 1
                 return
-        if rest:
-            self.backlog.put(rest, len(rest))
+        if not rest:
+            return
+        if self._size and self._size + len(rest) > _MOST_BYTES:
+            self.dropped += 1
+            return
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="log", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no thread to be had, or the interpreter ends
+                self.dropped += 1
+                return
+            self._thread = thread
+        self._size += len(rest)
+        self._queue.put(rest)
 
     def _write(self, line: bytes, may_wait: bool) -> int:
         if self._descriptor < 0 or not os.path.samestat(os.fstat(self._descriptor), self._file):
@@ -243,15 +199,30 @@ class _Stderr:
         # Another process may take the room between the two: then this thread waits for the reader.
         return os.write(self._descriptor, line[: select.PIPE_BUF]) if room.poll(0) else 0
 
-    def _write_on(self, line: bytes) -> None:
-        try:
-            while line:
-                try:
-                    line = line[self._write(line, may_wait=True) :]
-                except BlockingIOError:  # it was opened so by others
-                    time.sleep(0.05)
-        except OSError:
-            self.backlog.dropped += 1
+    def _run(self) -> None:
+        while True:
+            line = rest = self._queue.get()
+            try:
+                while rest:
+                    try:
+                        rest = rest[self._write(rest, may_wait=True) :]
+                    except BlockingIOError:  # it was opened so by others
+                        time.sleep(0.05)
+            except OSError:
+                self.dropped += 1
+            with self._lock:
+                self._size -= len(line)
+            if self.dropped > self.told and not self._size:
+                lines, self.told = self.dropped - self.told, self.dropped
+                event(_log, "log_lines_dropped", level=logging.WARNING, lines=lines)
+
+    def flush(self, within_s: float) -> bool:
+        until_s = time.monotonic() + within_s
+        while self.waits():
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(0.005)
+        return True
 
 
 class LogHandler(logging.Handler):
@@ -265,13 +236,10 @@ class LogHandler(logging.Handler):
         self._line = self._json if style == "json" else self._human
         self.threshold = threshold
         self._repeats = _Repeats()
-        self.pid = os.getpid()
         self._is_replaced = False  # and the log says so
         # Not the stream itself: a handler may close it, and a thread that is forked away may hold its lock for ever.
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self.stderr = _Stderr(self._lock)
-        slow = "logging handlers of this process take longer than lines come; these are all in this log"
-        self.others = _Backlog(self._lock, self._hand_on, _MOST_RECORDS, slow)
 
     def tell(self, log: logging.Logger, record: logging.LogRecord) -> None:
         """Write an event of ours, and pass it on to the handlers that others have added."""
@@ -281,27 +249,10 @@ class LogHandler(logging.Handler):
             way_out = "add a handler to the root logger where the events are wanted too (docs/handlers.md)"
             what = "logging was set up anew in this process: other lines go where that says, events still come here"
             event(_log, "logging_replaced", level=logging.WARNING, what=what, way_out=way_out)
-        if log.isEnabledFor(record.levelno):
-            self.pass_on(log, record)
-
-    def pass_on(self, log: logging.Logger, record: logging.LogRecord) -> None:
-        """Have a record handled by the handlers of others, on a thread of its own. What these log themselves, or
-        libraries that they use, is passed on to nobody: it would never end."""
-        if self.others.is_here or all(handler is self for handler in _handlers_of(log)):
-            return
-        if os.getpid() != self.pid:  # a child that a handler forked may end by os._exit, and holds none of us up
-            self._hand_on((copy_context(), log, record))
-            return
-        with self._lock:
-            self.others.put((copy_context(), log, record))
-        self.others.tell(_TELL_EVERY_S)
-
-    def _hand_on(self, given: tuple[Any, logging.Logger, logging.LogRecord]) -> None:
-        context, log, record = given
-        for handler in list(_handlers_of(log)):
+        for handler in list(_handlers_of(log)) if log.isEnabledFor(record.levelno) else ():
             if handler is not self and record.levelno >= handler.level:
                 with contextlib.suppress(Exception):
-                    context.run(handler.handle, record)
+                    handler.handle(record)
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Write a record of others. Neither it nor their filters can make this raise."""
@@ -313,15 +264,8 @@ class LogHandler(logging.Handler):
         return bool(kept)
 
     def flush(self) -> None:
-        """Write what waits for a reader, and for handlers of others, for as long as may be."""
-        self.stderr.backlog.flush(_FLUSH_S)
-        self.others.flush(_FLUSH_S)
-
-    def end(self) -> None:
-        """End the process's logging: as Python does at an exit, but for what would wait for ever."""
-        if self.others.flush(_FLUSH_S):
-            logging.shutdown()
-        self.stderr.backlog.flush(_FLUSH_S)
+        """Write what waits for a reader, for as long as may be."""
+        self.stderr.flush(_FLUSH_S)
 
     def _write_safely(self, record: logging.LogRecord) -> None:
         try:
@@ -348,7 +292,7 @@ class LogHandler(logging.Handler):
             why = format_error(problem)
             event(_log, "log_line_unreadable", level=logging.WARNING, said=said, where=where, why=why)
         except Exception:  # without memory or stack
-            self.stderr.backlog.dropped += 1
+            self.stderr.dropped += 1
 
     def _human(self, record: logging.LogRecord, message: str, facts: dict[Any, Any]) -> str:
         clock = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
@@ -416,18 +360,6 @@ def _handlers_of(log: logging.Logger) -> Iterator[logging.Handler]:
         at = at.parent if at.propagate else None
 
 
-def _call_handlers(self: logging.Logger, record: logging.LogRecord) -> None:
-    """``Logger.callHandlers`` of our programs: only our own handler runs on the thread that logs."""
-    if _ours is None or not self.hasHandlers():
-        _plain_call_handlers(self, record)
-        return
-    if _ours in _handlers_of(self) and record.levelno >= _ours.level:
-        _ours.handle(record)
-    _ours.pass_on(self, record)
-
-
-_plain_call_handlers = logging.Logger.callHandlers
-
 #: The handler of this process; None in programs that are not ours.
 _ours: LogHandler | None = None
 
@@ -438,22 +370,11 @@ def flush() -> None:
         _ours.flush()
 
 
-def began_here() -> None:
-    """Say that this forked process is one of ours: handlers of others run on a thread of its own, too."""
-    if _ours is not None:
-        _ours.pid = os.getpid()
-
-
-def _end() -> None:
-    if _ours is not None:
-        _ours.end()
-
-
 def log_state() -> tuple[int, bool]:
     """Return how many lines of this process were dropped, and whether lines wait now since nobody reads the log."""
     if _ours is None:
         return 0, False
-    return _ours.stderr.backlog.dropped + _ours.others.dropped, _ours.stderr.backlog.waits()
+    return _ours.stderr.dropped, _ours.stderr.waits()
 
 
 def configure(program: str, level: str, style: str, secrets: Iterable[str] = ()) -> None:
@@ -466,9 +387,5 @@ def configure(program: str, level: str, style: str, secrets: Iterable[str] = ())
     root.setLevel(level.upper())
     _ours = LogHandler(program, root.level, style)
     root.handlers[:] = [_ours]
-    logging.Logger.callHandlers = _call_handlers  # type: ignore[method-assign]
-    atexit.unregister(logging.shutdown)  # it waits for the lock of a handler that stands still
-    atexit.unregister(_end)
-    atexit.register(_end)
     for chatty in ("urllib3", "gunicorn.error"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -282,7 +282,7 @@ class Doorman:
         if wait_s := self.guesses.wait_s(g.address, seal):
             self.guesses.refused += 1
             raise Problem(429, "too_many_wrong_tokens", _UNHEARD, headers={"Retry-After": str(math.ceil(wait_s))})
-        found = self._credentials.find(seal)
+        found = self._credentials.known.get().get(seal)
         self.guesses.note(g.address, seal, is_right=found is not None)
         if found is None:
             self._note_wrong(place)
@@ -293,7 +293,7 @@ class Doorman:
             event(log, "token_refused", level=logging.WARNING, address=g.address, sent_in=place)
 
     def _of_session(self) -> Identity | None:
-        found = self._credentials.find(session["seal"]) if "id" in session else None
+        found = self._credentials.known.get().get(session["seal"]) if "id" in session else None
         if found is None or self.ended is None:
             return found
         try:

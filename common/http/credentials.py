@@ -14,15 +14,13 @@ import logging
 import os
 import re
 import secrets
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from usher.common.base.clock import now_s
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.base.log import event
-from usher.common.http.tls import FileWatch
+from usher.common.http.tls import FileValue
 from usher.common.runtime.settings import is_loopback
 
 log = logging.getLogger(__name__)
@@ -122,10 +120,8 @@ class Credentials:
             tokens |= {_token_under(self.key): Identity(Role.CONSUMER, "*"), api_token: Identity(Role.ALL, "api-token")}
         self._fixed = {self.seal(digest_of(token)): identity for token, identity in tokens.items()}
         self._file = None if file is None else file.expanduser()
-        self._lock = threading.Lock()  # held by the thread that reads the file again
-        self._looked_s = now_s()
-        self._files = FileWatch(*([self._file] if self._file is not None else []))
-        self._known = self._read()
+        #: Identities, by seal.
+        self.known = FileValue([] if self._file is None else [self._file], self._read, self._told, _LOOK_S)
 
     @property
     def asked(self) -> bool:
@@ -134,40 +130,29 @@ class Credentials:
 
     @property
     def people(self) -> list[Identity]:
-        return [identity for identity in self._known.values() if identity.name.startswith(MARK)]
+        return [identity for identity in self.known.get().values() if identity.name.startswith(MARK)]
 
     def seal(self, text: str) -> str:
         """Return the seal that stands for a token's hash in memory and in cookies; the hash alone is not enough to make
         it."""
         return hmac.new(self.key, text.encode(), "sha256").hexdigest()
 
-    def find(self, seal: str) -> Identity | None:
-        self._look()
-        return self._known.get(seal)
-
     def person(self, name: str) -> Identity:
         """Return what somebody may do whom a proxy names: ``Role.ANYBODY`` who is not in the file."""
-        found = self.find(self.seal(MARK + name)) or self.find(self.seal(f"{MARK}*"))
+        known = self.known.get()
+        found = known.get(self.seal(MARK + name)) or known.get(self.seal(f"{MARK}*"))
         return Identity(found.role if found is not None else Role.ANYBODY, MARK + name)
 
     def _read(self) -> dict[str, Identity]:
         listed = {} if self._file is None else read_tokens_file(self._file)
         return {self.seal(key): identity for key, identity in listed.items()} | self._fixed
 
-    def _look(self) -> None:
-        if self._file is None or now_s() - self._looked_s < _LOOK_S or not self._lock.acquire(blocking=False):
+    def _told(self, unfit: SettingsError | OSError | None) -> None:
+        if unfit is None:
+            event(log, "tokens_reloaded", tokens=len(self.known.get()))
             return
-        try:
-            self._looked_s = now_s()
-            if self._files.are_new():
-                self._known = self._read()
-                event(log, "tokens_reloaded", tokens=len(self._known))
-        except SettingsError as unfit:
-            self._files.failed()
-            problems, means = list(unfit.problems), "the former tokens stay in use"
-            event(log, "tokens_file_unusable", level=logging.ERROR, problems=problems, means=means)
-        finally:
-            self._lock.release()
+        problems, means = list(getattr(unfit, "problems", ())), "the former tokens stay in use"
+        event(log, "tokens_file_unusable", level=logging.ERROR, problems=problems, means=means)
 
 
 def reach_problems(bind: str, api_token: str, file: Path | None) -> list[str]:

@@ -55,7 +55,7 @@ from gunicorn.workers.workertmp import WorkerTmp
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import StartRefused, UsherError
-from usher.common.base.log import began_here, event, flush
+from usher.common.base.log import event, flush
 from usher.common.http.tls import ServerTls
 from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.fork_guard import end_children_by, try_for
@@ -575,7 +575,7 @@ class _Program(BaseApplication):
             self.cfg.set(name, value)
         if (tls := self._tls) is not None:
             self.cfg.set("certfile", str(tls.cert))  # says that there is TLS; the context is ours
-            self.cfg.set("ssl_context", lambda _config, _default: tls.context())
+            self.cfg.set("ssl_context", lambda _config, _default: tls.get())
 
     # -- in the arbiter
 
@@ -622,7 +622,6 @@ class _Program(BaseApplication):
     # -- in the worker
 
     def load(self) -> WSGIApplication:
-        began_here()
         # By it the arbiter ends a worker that stands still, where a handler in Python would not run; printed are calls.
         signal.signal(signal.SIGABRT, signal.SIG_DFL)
         faulthandler.disable()  # it may be on already, and would not see SIGABRT

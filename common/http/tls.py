@@ -1,5 +1,5 @@
-"""TLS contexts for both sides of HTTPS: one for all connections, rebuilt when the files of the certificate, or of the
-authorities, have changed; and the watch on such files."""
+"""Values made of files, and made anew when these have changed; and so the TLS contexts of both sides of HTTPS, one for
+all connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import logging
 import math
 import ssl
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import SettingsError
@@ -15,30 +17,45 @@ from usher.common.base.log import event
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 #: Seconds until a failed read is repeated although nothing has changed: the fault may have been ours, with no file
 #: descriptor left.
 _AGAIN_S = 60.0
 
 
-class FileWatch:
-    """A watch on files that tells when they differ from what was read. For one thread at a time."""
+class FileValue(Generic[T]):
+    """A value that ``make`` makes of files, looked at once in ``every_s``. New ones that cannot be used (SettingsError,
+    OSError) change nothing. ``tell`` hears of them, and (None) that the value is new. Called from several threads."""
 
-    def __init__(self, *files: Path) -> None:
-        self._files = files
-        self._seen = self._look()
-        self._again_s = math.inf
+    def __init__(
+        self,
+        files: Sequence[Path],
+        make: Callable[[], T],
+        tell: Callable[[SettingsError | OSError | None], None],
+        every_s: float = 0.0,
+    ) -> None:
+        """Make the value. Raises what ``make`` raises."""
+        self._files, self._make, self._tell, self._every_s = files, make, tell, every_s
+        self._lock = threading.Lock()  # held by the thread that looks
+        self._seen, self._looked_s, self._again_s = self._look(), now_s(), math.inf
+        self._value = make()
 
-    def are_new(self) -> bool:
-        """Return True if the files are to be read now; they count as read then, unless ``failed`` is called."""
-        seen = self._look()
-        if seen == self._seen and now_s() < self._again_s:
-            return False
-        self._seen, self._again_s = seen, math.inf
-        return True
-
-    def failed(self) -> None:
-        """Note that the files could not be used: try again when they change, or after a while."""
-        self._again_s = now_s() + _AGAIN_S
+    def get(self) -> T:
+        if now_s() - self._looked_s < self._every_s or not self._lock.acquire(blocking=False):
+            return self._value
+        try:
+            self._looked_s, seen = now_s(), self._look()
+            if seen != self._seen or now_s() >= self._again_s:
+                self._seen, self._again_s = seen, math.inf
+                self._value = self._make()
+                self._tell(None)
+        except (SettingsError, OSError) as unfit:
+            self._again_s = now_s() + _AGAIN_S
+            self._tell(unfit)
+        finally:
+            self._lock.release()
+        return self._value
 
     def _look(self) -> tuple[tuple[int, ...] | None, ...]:
         return tuple(map(_state_of, self._files))
@@ -54,28 +71,12 @@ def _state_of(file: Path) -> tuple[int, ...] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-class ServerTls:
-    """A certificate chain and its key, in PEM. Called from several threads."""
+class ServerTls(FileValue[ssl.SSLContext]):
+    """The context for new connections of a server: a certificate chain and its key, in PEM."""
 
     def __init__(self, cert: Path, key: Path | None) -> None:
         self.cert, self._key = cert.expanduser(), (key or cert).expanduser()
-        self._lock = threading.Lock()
-        self._files = FileWatch(self.cert, self._key)
-        self._context = self._load()
-
-    def context(self) -> ssl.SSLContext:
-        """Return the context for a new connection. New files that cannot be used change nothing, and are reported in
-        the log."""
-        with self._lock:
-            if self._files.are_new():
-                try:
-                    self._context = self._load()
-                    event(log, "certificate_reloaded", file=str(self.cert))
-                except SettingsError as unfit:
-                    self._files.failed()
-                    means = "the former certificate stays in use"
-                    event(log, "certificate_unusable", level=logging.ERROR, why=str(unfit), means=means)
-            return self._context
+        super().__init__((self.cert, self._key), self._load, self._told)
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -89,39 +90,32 @@ class ServerTls:
             ) from None
         return context
 
+    def _told(self, unfit: SettingsError | OSError | None) -> None:
+        if unfit is None:
+            event(log, "certificate_reloaded", file=str(self.cert))
+            return
+        means = "the former certificate stays in use"
+        event(log, "certificate_unusable", level=logging.ERROR, why=str(unfit), means=means)
+
 
 def server_tls(cert: Path | None, key: Path | None) -> ServerTls | None:
     return None if cert is None else ServerTls(cert, key)
 
 
-class ClientTls:
-    """The authorities whose certificates are trusted. All connections share them, since a system's authorities are 900
-    KB. Called from several threads."""
+def client_tls(ca: Path | None) -> FileValue[ssl.SSLContext]:
+    """Return the context for new connections of a client, with the authorities whose certificates are trusted (None:
+    those of the system, which are 900 KB). Raises OSError when they cannot be read."""
+    file = ssl.get_default_verify_paths().cafile if ca is None else ca.expanduser()
 
-    def __init__(self, ca: Path | None) -> None:
-        self._ca = None if ca is None else ca.expanduser()
-        self._lock = threading.Lock()
-        file = self._ca or ssl.get_default_verify_paths().cafile
-        self._files = FileWatch(*([Path(file)] if file else []))
-        self._context: ssl.SSLContext | None = None
-
-    def context(self) -> ssl.SSLContext:
-        """Return the context for a new connection. Raises OSError when no authorities could ever be read. Later files
-        that cannot be used change nothing, and are reported in the log."""
-        with self._lock:
-            if self._files.are_new() or self._context is None:
-                try:
-                    self._context = self._load()
-                except OSError as unfit:
-                    if self._context is None:
-                        raise
-                    self._files.failed()
-                    means = "the former ones stay in use"
-                    event(log, "ca_certificates_unusable", level=logging.ERROR, why=str(unfit), means=means)
-            return self._context
-
-    def _load(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self._ca)
+    def load() -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=None if ca is None else file)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.hostname_checks_common_name = False
         return context
+
+    def told(unfit: SettingsError | OSError | None) -> None:
+        if unfit is not None:
+            means = "the former ones stay in use"
+            event(log, "ca_certificates_unusable", level=logging.ERROR, why=str(unfit), means=means)
+
+    return FileValue([Path(file)] if file else [], load, told)

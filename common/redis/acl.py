@@ -208,7 +208,7 @@ _MASTER = _words(
     "begin read_parked reject note_cut take_back free_tickets sweep save_position recount_letters count_letters "
     "note_behind note_chart revoke reap forget_attempts elect resign "
     "next_generation register redrive drop_letters read_letters count_between trim change_rules "
-    "order ticket_entries find_entries find_runs pending_heads send read_field read_fields "
+    "order ticket_entries find_entries find_runs send read_field read_fields "
     "due_delayed send_delayed move_delayed drop_delayed read_delayed"
 )
 _AUDITOR = ("count_between", "find_entries", "find_runs", "look_again", "read_field", "read_letters")

@@ -15,17 +15,14 @@ import math
 from collections.abc import Callable, Sequence
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import RedisTrouble
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.tracking import ChangeEar, TrackingRefused
-from usher.common.router.desk import RouterCoordinator, RouterOptions, last_id_command
-from usher.common.router.schedule import LastIdCheck, Read
+from usher.common.router.desk import RouterCoordinator, RouterOptions
+from usher.common.router.schedule import Read
 from usher.common.runtime.service import Service, ServiceEnded
 
 #: Seconds until a reader that has nothing to read looks again; where Redis announces changes, it is woken.
 _IDLE_S, _LONGEST_IDLE_S = 0.2, 1.0
-#: Most streams whose last id is asked for at once.
-_MOST_ASKED = 500
 
 
 class ChangeWatch(Service):
@@ -87,7 +84,6 @@ class StreamReader(Service):
         self._options = options
         self._unannounced = unannounced
         self._connections = 0
-        self._check_at_s = now_s() + options.check_seconds
         self._sweep_at_s = now_s() + _LONGEST_IDLE_S
 
     def run_once(self) -> float:
@@ -118,38 +114,23 @@ class StreamReader(Service):
         if not in_turn and (swept := [read for read in reads if read.swept and read.stream.key in found]):
             with self._desk.lock:
                 self._unannounced([read.stream.key for read in swept if not self._desk.book.heard_of(read)])
-        self._checked(self._desk.came(reads, found))
+        self._desk.came(reads, found)
         return _IDLE_S / 4 if in_turn and block_ms is None and not found else 0.0
 
     def interrupt(self) -> None:
         self._link.interrupt()
 
     def _look_again(self, in_turn: bool) -> None:
-        """Have streams checked whose ids may have gone back, and, of those that are read when they change, some read
-        all the same."""
+        """Have all read after a new connection, behind which may be another server, and, of those that are read when
+        they change, some all the same."""
         now, book = now_s(), self._desk.book
         if self._link.connections != self._connections:
-            # Behind another connection may be another server, with fewer entries.
             if self._connections:
                 with self._desk.lock:
                     book.want_all()
             self._connections = self._link.connections
-        if now >= self._check_at_s:
-            self._check_at_s = now + self._options.check_seconds
-            with self._desk.lock:
-                book.check_all()
         if not in_turn and now >= self._sweep_at_s:
             every_s = min(_LONGEST_IDLE_S, self._options.sweep_seconds)
             with self._desk.lock:
                 book.sweep(math.ceil(len(book.streams) * every_s / self._options.sweep_seconds))
             self._sweep_at_s = now + every_s
-
-    def _checked(self, checks: Sequence[LastIdCheck]) -> None:
-        for at in range(0, len(checks), _MOST_ASKED):
-            page = checks[at : at + _MOST_ASKED]
-            try:
-                replies = self._link.pipeline([last_id_command(check.stream.key) for check in page])
-            except RedisTrouble as trouble:
-                self._desk.checked(checks[at:], [trouble] * len(checks[at:]))
-                raise
-            self._desk.checked(page, replies)

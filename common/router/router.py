@@ -22,6 +22,7 @@ from usher.common.protocol.message import key_bytes
 from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import in_reach
+from usher.common.redis.replies import pairs
 from usher.common.redis.tracking import ChangeEar
 from usher.common.router.desk import (
     COUNTS,
@@ -30,8 +31,6 @@ from usher.common.router.desk import (
     RouterCoordinator,
     RouterOptions,
     Subscription,
-    last_id_command,
-    last_id_of,
 )
 from usher.common.router.reading import ChangeWatch, StreamReader
 from usher.common.runtime.service import Service
@@ -166,7 +165,7 @@ class StreamRouter(Reader):
             with self._desk.lock:
                 for name, last in zip(part, lasts, strict=True):
                     subscription = Subscription(self._desk, self._desk.book.stream(name), last, on_entries, capacity)
-                    self._desk.book.add(subscription, check=last_id is not NOW)
+                    self._desk.book.add(subscription)
                     made.append(subscription)
                     self._desk.counters["subscribed"] += 1
             self._desk.on_work()
@@ -178,9 +177,14 @@ class StreamRouter(Reader):
         while True:
             try:
                 with self._asking:
-                    replies = self._ask.pipeline([last_id_command(name) for name in names])
-                # What cannot be read is refused when it is read.
-                return [ZERO if isinstance(one, CommandRefused) else last_id_of(one) or ZERO for one in replies]
+                    replies = self._ask.pipeline([("XINFO", "STREAM", name) for name in names])
+                for reply in replies:
+                    if isinstance(reply, RedisTrouble):
+                        raise reply
+                # What is not there begins with its first entry; what cannot be read is refused when it is read.
+                return [
+                    ZERO if isinstance(one, CommandRefused) else pairs(one)[b"last-generated-id"] for one in replies
+                ]
             except RedisTrouble as trouble:
                 if now_s() + _PAUSE_S > until_s:
                     raise RedisTrouble(f"Redis did not say where these streams end: {trouble}") from trouble

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from usher.common.protocol.message import EntryView
-from usher.common.protocol.stream_id import ZERO, rank
+from usher.common.protocol.stream_id import rank
 
 # Marks of a stream. They are one number, because there may be a million streams, and a plain one: arithmetic of an
 # IntFlag costs a microsecond each.
@@ -21,10 +21,8 @@ from usher.common.protocol.stream_id import ZERO, rank
 _QUEUED, _URGENT, _READING = 1, 2, 4
 #: Announced, or got a subscription, while it was being read.
 _AGAIN = 8
-#: When nothing new is found, check that the stream is still the one that the positions belong to.
-_CHECK = 16
 #: Queued by the sweep, without an announced change.
-_SWEPT = 32
+_SWEPT = 16
 
 
 class Stream:
@@ -37,36 +35,23 @@ class Stream:
 
 
 class ReadPosition:
-    """The position of a subscription in its stream: ``last`` is the id of the last entry it has.
+    """The position of a subscription in its stream: ``last`` is the id of the last entry it has. ``held``: it has no
+    room, so nothing is read for it."""
 
-    ``held``: it has no room, so nothing is read for it. ``resets``: how often it began anew because the stream was
-    another one than before.
-    """
-
-    __slots__ = ("held", "last", "resets", "stream")
+    __slots__ = ("held", "last", "stream")
 
     def __init__(self, stream: Stream, last: bytes) -> None:
         self.stream = stream
         self.last = last
         self.held = False
-        self.resets = 0
 
 
 class Read(NamedTuple):
-    """A read to do: entries of ``stream`` above ``after``. ``swept``: no change was announced; ``check``: when
-    nothing is found, see that the stream is still the same."""
+    """A read to do: entries of ``stream`` above ``after``. ``swept``: no change was announced."""
 
     stream: Stream
     after: bytes
     swept: bool = False
-    check: bool = False
-
-
-class LastIdCheck(NamedTuple):
-    """A check to do: ask for the last id of ``stream``; ``places`` are the positions that must not be above it."""
-
-    stream: Stream
-    places: tuple[tuple[ReadPosition, bytes], ...]
 
 
 class ReadSchedule:
@@ -85,10 +70,10 @@ class ReadSchedule:
     def stream(self, key: bytes) -> Stream:
         return self.streams.get(key) or self.streams.setdefault(key, Stream(key))
 
-    def add(self, place: ReadPosition, check: bool = True) -> None:
+    def add(self, place: ReadPosition) -> None:
         stream = place.stream
         stream.places = (*stream.places, place)
-        self._want(stream, _CHECK if check else 0)
+        self._want(stream)
 
     def remove(self, place: ReadPosition) -> None:
         """Remove a position. The stream goes with its last position; a queued or busy stream goes when its turn
@@ -108,16 +93,12 @@ class ReadSchedule:
         """Queue the streams of these keys, which have changed. Returns how many of them have subscriptions."""
         known = [stream for key in keys if (stream := self.streams.get(key)) is not None]
         for stream in known:
-            self._want(stream, _URGENT | _CHECK)
+            self._want(stream, _URGENT)
         return len(known)
 
     def want_all(self) -> None:
         for stream in self.streams.values():
-            self._want(stream, _CHECK)
-
-    def check_all(self) -> None:
-        for stream in self.streams.values():
-            stream.marks |= _CHECK
+            self._want(stream)
 
     def sweep(self, count: int) -> None:
         if not self._pass:
@@ -128,19 +109,19 @@ class ReadSchedule:
             if stream.places:
                 if not stream.marks & (_QUEUED | _READING):
                     stream.marks |= _SWEPT
-                self._want(stream, 0)
+                self._want(stream)
 
     def take(self, most: int) -> list[Read]:
         reads: list[Read] = []
         while len(reads) < most and (stream := self._next()) is not None:
             marks = stream.marks
             after = _lowest(stream)
-            stream.marks = marks & ~(_QUEUED | _URGENT | _AGAIN | _CHECK | _SWEPT)
+            stream.marks = marks & ~(_QUEUED | _URGENT | _AGAIN | _SWEPT)
             if after is None:
                 self._forget_unused(stream)
                 continue
             stream.marks |= _READING
-            reads.append(Read(stream, after, bool(marks & _SWEPT), bool(marks & _CHECK)))
+            reads.append(Read(stream, after, bool(marks & _SWEPT)))
         return reads
 
     @staticmethod
@@ -180,44 +161,16 @@ class ReadSchedule:
         elif again:
             self._want(stream, _URGENT)
         elif self.in_turn:
-            self._want(stream, 0)
+            self._want(stream)
 
     def failed(self, read: Read) -> None:
         stream = read.stream
         stream.marks &= ~(_READING | _AGAIN)
-        self._want(stream, _CHECK if read.check else 0)
-
-    def to_check(self, read: Read, found: bytes = ZERO, more: bool = False) -> LastIdCheck | None:
-        """Return the check that proves that there was nothing to find for positions above ``found``, the last entry
-        found (ZERO: none). A position at the beginning can miss nothing. ``more``: the next read proves it."""
-        if found != ZERO and len(read.stream.places) < 2:
-            return None  # the only position got it
-        end = rank(found)
-        places = tuple((place, place.last) for place in read.stream.places if rank(place.last) > end)
-        if more and places:
-            read.stream.marks |= _CHECK
-        return LastIdCheck(read.stream, places) if places and not more else None
-
-    def checked(self, check: LastIdCheck, last_generated: bytes | None) -> list[ReadPosition]:
-        """Return the positions that were above the stream's last id (None: there is no stream): they belong to an
-        earlier stream of that name, or to a history that Redis has lost, and begin anew, because no entry of the
-        present stream may be missed."""
-        highest = rank(last_generated or ZERO)
-        reset = [place for place, last in check.places if place.last == last and rank(last) > highest]
-        for place in reset:
-            place.last = ZERO
-            place.resets += 1
-        if reset:
-            self._want(check.stream, _URGENT)
-        return reset
-
-    def want_check(self, check: LastIdCheck) -> None:
-        self._want(check.stream, _CHECK)
+        self._want(stream)
 
     # -- inside
 
-    def _want(self, stream: Stream, marks: int) -> None:
-        stream.marks |= marks & _CHECK
+    def _want(self, stream: Stream, marks: int = 0) -> None:
         if stream.marks & _READING:
             # In turn, every stream comes again anyway; a change that was announced during the read comes at once.
             stream.marks |= _AGAIN

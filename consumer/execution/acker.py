@@ -13,13 +13,12 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count, islice
 from typing import Any, NamedTuple
 
-from usher.common.base.clock import now_s
+from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import NotNow, OwnershipLost, RedisTrouble, ReplyUnknown, ServerChanged
 from usher.common.base.log import event
 from usher.common.protocol.last_error import NotedError
@@ -33,7 +32,7 @@ from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.outages import Outages
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.message import Message, Told, answers_of
-from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts, ms_until
+from usher.consumer.lifecycle.owner_scripts import GO_ON, Buried, GiveBack, Letter, OwnerScripts
 from usher.consumer.policy.acks import AckLedger, FailedAttempt, Linger, Success
 from usher.consumer.policy.outcome import CLEARED_OUT, OPERATOR, Bury
 
@@ -82,39 +81,14 @@ SKIP = "skip"
 _GOES_ON = ("body_gone", OPERATOR, CLEARED_OUT)
 
 
-class GivenBack(NamedTuple):
-    """A ticket on its way back to ``master``. Its fence is closed. ``ids``: those that were here. If it is to wait
-    until ``due_s``, ``lane`` is held until it is given back. ``goes_on``: it waits in Redis since its fence was ours,
-    and is to wait no longer."""
-
-    ticket: bytes
-    fence: int
-    ids: Sequence[bytes] = ()
-    lane: MessageLane | None = None
-    due_s: float = 0.0
-    goes_on: bool = False
-
-    def asked(self, now_s: float) -> GiveBack:
-        after_ms = None if self.lane is None else ms_until(self.due_s, now_s)
-        return GiveBack(self.ticket, self.fence, (b"on",) if self.goes_on else self.ids, after_ms)
-
-
 class GivenUp(NamedTuple):
-    """A message on its way to the dead letters, under a policy. ``lane`` is held until it is written. ``in_doubt``: it
-    may be written already; the answer was lost."""
+    """A message on its way to the dead letters. ``lane`` is held until it is written. ``in_doubt``: it may be written
+    already; the answer was lost."""
 
     lane: MessageLane
     message: Message
-    bury: Bury
-    policy: str
+    letter: Letter
     in_doubt: bool = False
-
-
-def _letter(item: GivenUp, handler: str) -> Letter:
-    message, bury = item.message, item.bury
-    of_message = (message.ticket, message.stream_id, bury.reason, bury.error, message.attempt, message.first_ms)
-    of_end = (time.time_ns() // 1_000_000, message.fence, bury.error_type, bury.traceback, item.policy, bury.at)
-    return Letter(*of_message, *of_end, bury.noted, handler)
 
 
 class Acker(Service):
@@ -152,13 +126,10 @@ class Acker(Service):
         self._noting: list[FailedAttempt] = []  # only this thread: the failures that are under way
         self.unnoted: set[bytes] = set()  # messages whose last failure Redis does not know yet
         self._given_up: deque[GivenUp] = deque()
-        # Only this thread: given-up messages; what finished before them is in the ledger.
-        self._burying: deque[GivenUp] = deque()
         self._asked: set[bytes] = set()  # messages whose callers wait, from before they are in the ledger
         self._parts: deque[tuple[Any, ...]] = deque()
         self._numbers = count(1)
-        self._to_give_back: deque[GivenBack] = deque()
-        self._giving_back: deque[GivenBack] = deque()  # only this thread, as ``_burying``
+        self._to_give_back: deque[GiveBack] = deque()  # their fences are closed
         self._gave_back_s = -math.inf
         self._writing = False
         # What belongs to this thread belongs to a runner of lanes while that one writes.
@@ -234,7 +205,30 @@ class Acker(Service):
         self.wake()
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
-        self._given_up.append(GivenUp(lane, message, bury, SKIP if bury.reason in _GOES_ON else self.policy))
+        """Have a message become a dead letter; its lane is held. If its ticket does not simply go on, what is queued of
+        it is not ours from now on: the script takes it back, and it may be handed to us again before we have seen the
+        answer."""
+        policy = SKIP if bury.reason in _GOES_ON else self.policy
+        if policy != SKIP:
+            with self._lanes.lock:
+                self._lanes.board.close_fence(message.ticket, message.fence, message.stream_id)
+        letter = Letter(
+            message.ticket,
+            message.stream_id,
+            bury.reason,
+            bury.error,
+            message.attempt,
+            message.first_ms,
+            wall_ms(),
+            message.fence,
+            bury.error_type,
+            bury.traceback,
+            policy,
+            bury.at,
+            bury.noted,
+            self.ran.handler,
+        )
+        self._given_up.append(GivenUp(lane, message, letter))
         self._write_now.set()
         self.wake()
 
@@ -242,12 +236,12 @@ class Acker(Service):
         """Have a message wait until then, and with it its ticket; its lane is held. The ticket is given back."""
         with self._lanes.lock:
             ids = self._lanes.board.close_fence(message.ticket, message.fence, message.stream_id)
-        self._to_give_back.append(GivenBack(message.ticket, message.fence, ids, lane, due_s))
+        self._to_give_back.append(GiveBack(message.ticket, message.fence, ids, due_s, lane))
         self.wake()
 
     def go_on(self, tickets: Iterable[tuple[bytes, int]]) -> None:
         """Let tickets go on that were put off under these fences, as far as they still wait so."""
-        self._to_give_back += [GivenBack(ticket, fence, goes_on=True) for ticket, fence in tickets]
+        self._to_give_back += [GiveBack(ticket, fence, GO_ON) for ticket, fence in tickets]
         self.wake()
 
     def recall(self, tickets: Iterable[HandOver]) -> None:
@@ -257,7 +251,7 @@ class Acker(Service):
         with self._lanes.lock:
             over = [(ticket, fence, self._lanes.board.over(ticket, ids)) for ticket, fence, ids in tickets]
             closed = self._lanes.board.close_unstarted(tickets)
-        self._to_give_back += [GivenBack(ticket, fence, ids) for ticket, fence, ids in closed]
+        self._to_give_back += [GiveBack(ticket, fence, ids) for ticket, fence, ids in closed]
         self._reporter.add(over)
         self.wake()
 
@@ -272,8 +266,7 @@ class Acker(Service):
 
     @property
     def is_flushed(self) -> bool:
-        waits = self._given_up or self._burying or self._to_give_back or self._giving_back
-        return not waits and self.is_settled
+        return not (self._given_up or self._to_give_back) and self.is_settled
 
     @property
     def is_settled(self) -> bool:
@@ -305,7 +298,7 @@ class Acker(Service):
             super().on_end()
 
     def _rest_s(self) -> float:
-        if self._given_up or self._burying or self._giving_back or not self.is_settled:
+        if self._given_up or not self.is_settled:
             return 0.0
         return self._gathering_s() if self._to_give_back else self._IDLE_S
 
@@ -338,10 +331,7 @@ class Acker(Service):
         """Write everything that is there now: first failures, then successes, then what comes after them in their
         lanes, tickets to be given back and dead letters. Leave what comes meanwhile to the next turn: handlers that ask
         to be called again at once always bring one more failure."""
-        self._take_given_up()
-        for _ in range(min(len(self._to_give_back), 4 * _GIVE_BACKS) if self._gathering_s() <= 0 else 0):
-            self._giving_back.append(self._to_give_back[0])
-            self._to_give_back.popleft()
+        letters, given_back = len(self._given_up), len(self._to_give_back) if self._gathering_s() <= 0 else 0
         finished = len(self._ledger)  # before the failures are counted: they include those of finished messages
         for _ in range(bool(self._noting) + -(-len(self._failed) // BATCH)):
             self._note_failures()
@@ -355,26 +345,14 @@ class Acker(Service):
             finished -= self._ledger.taken
         if self._is_here:  # what else there is may take long, and the lanes that go on wait for this thread
             return
-        refused = self._give_back() if self._giving_back else None
-        left = len(self._burying)
-        while left > 0:
-            items = self._next_letters(min(left, _LETTERS))
+        refused = self._give_back(min(given_back, 4 * _GIVE_BACKS))
+        while letters > 0:
+            items = self._next_letters(min(letters, _LETTERS))
             refused = self._bury(items) or refused
-            left -= len(items)
+            letters -= len(items)
             self.made_progress()  # also if Redis is far away, or its disk is slow
         if refused is not None:
             raise refused
-
-    def _take_given_up(self) -> None:
-        """Take over the messages that were given up. If its ticket does not simply go on, its queued messages are not
-        ours from now on: the script takes them back, and they may be handed to us again before we have seen its
-        answer."""
-        for item in [*self._given_up]:
-            if item.policy != SKIP:
-                with self._lanes.lock:
-                    self._lanes.board.close_fence(item.message.ticket, item.message.fence, item.message.stream_id)
-            self._burying.append(item)
-            self._given_up.popleft()
 
     def _note_failures(self) -> None:
         """Write one batch of failures. If a message failed more than once, Redis gets its last count, and the run log
@@ -436,29 +414,29 @@ class Acker(Service):
                 known[2].append(item.stream_id)
         self._reporter.add(done.values())
 
-    def _give_back(self) -> CommandRefused | None:
+    def _give_back(self, left: int) -> CommandRefused | None:
         """Give tickets back, and return the refusal if Redis does not accept that: it must not hold up dead letters.
         Raises what ``Link.call`` raises. Whatever is answered, nothing of a ticket under its fence is ours any more."""
-        left, self._gave_back_s = len(self._giving_back), now_s()
+        self._gave_back_s = now_s() if left else self._gave_back_s
         while left > 0:
-            items = list(islice(self._giving_back, min(left, _GIVE_BACKS)))
+            items = list(islice(self._to_give_back, min(left, _GIVE_BACKS)))
             try:
-                answers = self._steps.give_back([item.asked(now_s()) for item in items])
+                given = items[: len(self._steps.give_back(items))]
             except CommandRefused as refused:
                 return refused
-            left -= len(answers)
+            left -= len(given)
             with self._lanes.lock:
-                for item in items[: len(answers)]:
+                for item in given:
                     self._lanes.board.confirm_closed(item.ticket, item.fence)
-                    self._giving_back.popleft()
-            if held := [item.lane for item in items[: len(answers)] if item.lane is not None]:
+                    self._to_give_back.popleft()
+            if held := [item.lane for item in given if item.lane is not None]:
                 self._lanes.resume(held)
         return None
 
     def _next_letters(self, most: int) -> list[GivenUp]:
         items: list[GivenUp] = []
         size = 0
-        for item in islice(self._burying, most):
+        for item in islice(self._given_up, most):
             size += item.message.size
             if items and size > _LETTER_BYTES:
                 break
@@ -468,14 +446,13 @@ class Acker(Service):
     def _bury(self, items: list[GivenUp]) -> CommandRefused | None:
         """Write the dead letters of ``items``, the first that wait. Return the refusal of one that Redis does not
         accept: it must not hold up the others. Raises what ``Link.call`` raises."""
-        letters = [_letter(item, self.ran.handler) for item in items]
         refused, trouble = None, None
-        for item, letter, answer in zip(items, letters, self._steps.dead_letters(letters), strict=True):
-            self._burying.popleft()
+        for item, answer in zip(items, self._steps.dead_letters([one.letter for one in items]), strict=True):
+            self._given_up.popleft()
             if not isinstance(answer, Exception):
-                self._buried(item, letter, answer)
+                self._buried(item, answer)
                 continue
-            self._burying.append(item._replace(in_doubt=item.in_doubt or isinstance(answer, ReplyUnknown)))
+            self._given_up.append(item._replace(in_doubt=item.in_doubt or isinstance(answer, ReplyUnknown)))
             if isinstance(answer, CommandRefused):
                 refused = answer
             else:
@@ -484,10 +461,10 @@ class Acker(Service):
             raise trouble
         return refused
 
-    def _buried(self, item: GivenUp, letter: Letter, answer: Buried) -> None:
-        message = item.message
+    def _buried(self, item: GivenUp, answer: Buried) -> None:
+        message, policy = item.message, item.letter.policy
         with self._lanes.lock:
-            if item.policy != SKIP:
+            if policy != SKIP:
                 self._lanes.board.confirm_closed(message.ticket, message.fence)
             else:
                 self._lanes.board.done([message.stream_id])
@@ -498,9 +475,9 @@ class Acker(Service):
         was_written = item.in_doubt and answer in (Buried.GONE, Buried.STALE)
         if was_written or answer in (Buried.OK, Buried.HALTED):
             self.dead_letters += 1
-            self.on_dead_letter(letter)
+            self.on_dead_letter(item.letter)
         if answer is Buried.HALTED:
             event(log, "ticket_halted", level=logging.ERROR, ticket=message.ticket, id=message.id)
-        if item.policy != SKIP or answer is Buried.STALE:
+        if policy != SKIP or answer is Buried.STALE:
             return  # the leader hears of it from Redis
         self._reporter.add([(message.ticket, message.fence, [message.stream_id])])

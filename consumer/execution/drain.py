@@ -22,7 +22,7 @@ from usher.common.redis.client import CommandRefused
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
-from usher.consumer.lifecycle.owner_scripts import GiveBack, Given, OwnerScripts, ms_until
+from usher.consumer.lifecycle.owner_scripts import GiveBack, OwnerScripts
 
 log = logging.getLogger(__name__)
 
@@ -113,13 +113,8 @@ class Drain:
         # its next owner would count one attempt less.
         if not quiet or not self._acker.is_settled:
             return 0
-        now = now_s()
-        asked = [
-            GiveBack(ticket, fence, ids, ms_until(due_s, now) if due_s is not None else None)
-            for ticket, (ids, fence, due_s) in quiet.items()
-        ]
-        answers = self._steps.give_back(asked)
-        given = [one.ticket for one, answer in zip(asked, answers, strict=False) if answer is Given.GIVEN]
+        answers = self._steps.give_back(GiveBack(ticket, *of_it) for ticket, of_it in quiet.items())
+        given = [ticket for ticket, is_given in zip(quiet, answers, strict=False) if is_given]
         with self._lanes.lock:
             self._lanes.board.drop_quiet(given)
         return len(given)

@@ -12,7 +12,6 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.redis.client import Link
-from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.service import Service
 from usher.consumer.handlers.message import OwnLease
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
@@ -117,12 +116,9 @@ class ProgressWatch(Service):
 
     name = "progress"
 
-    def __init__(
-        self, handlers: Callable[[], tuple[int, int]], state: ProcessState, look: Callable[[], object]
-    ) -> None:
+    def __init__(self, handlers: Callable[[], tuple[int, int]], look: Callable[[], object]) -> None:
         super().__init__()
         self._handlers, self._look = handlers, look
-        self._state = state
         self._ended = 0
         self._since_s = now_s()
         self._usual_s = 0.0
@@ -140,8 +136,6 @@ class ProgressWatch(Service):
         return self.still_s >= max(LONG_S, _UNUSUAL * self._usual_s)
 
     def run_once(self) -> float:
-        for what in self._state.take_back():
-            event(log, "process_state_taken_back", level=logging.WARNING, what=what)
         self._look()
         (ended, running), now = self._handlers(), now_s()
         if ended != self._ended:

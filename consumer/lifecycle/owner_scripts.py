@@ -12,7 +12,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from usher.common.base.clock import wall_ms
+from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import OwnershipLost
 from usher.common.base.log import event
 from usher.common.protocol.attempts import Attempts, encode
@@ -51,31 +51,18 @@ class Buried(enum.Enum):
 
 
 class GiveBack(NamedTuple):
-    """A ticket to give back. ``ids``: those of it that its owner knows, in any order. ``after_ms``: nothing of it is
-    handed over earlier than so many milliseconds from now, by Redis' clock."""
+    """A ticket on its way back to ``master``. ``ids``: those of it that its owner knows, in any order; or ``GO_ON``.
+    ``due_s``: nothing of it is handed over earlier; ``lane``: held until it is given back."""
 
     ticket: bytes
     fence: int
     ids: Sequence[bytes] = ()
-    after_ms: int | None = None
+    due_s: float | None = None
+    lane: Any = None
 
 
-def ms_until(due_s: float, now_s: float) -> int:
-    """Return for how many milliseconds a ticket is to wait that is due then: never less, although Redis knows no
-    fraction of them.
-
-    >>> ms_until(2.5, 1.0), ms_until(1.0, 2.5)
-    (1501, 0)
-    """
-    return math.ceil(1000 * (due_s - now_s)) + 1 if due_s > now_s else 0
-
-
-class Given(enum.Enum):
-    """The result of giving a ticket back. GONE: nothing of it under this fence is ours, perhaps because an earlier call
-    gave it back."""
-
-    GIVEN = b"GIVEN"
-    GONE = b"GONE"
+#: In place of ids: the ticket waits in Redis since its fence was ours, and is to wait no longer.
+GO_ON = (b"on",)
 
 
 class Letter(NamedTuple):
@@ -193,17 +180,21 @@ class OwnerScripts:
     def drain(self, lease_ms: int) -> None:
         self._check(self._scripts.run("drain", (self._lease, self._keys.changed), (lease_ms, self._incarnation)))
 
-    def give_back(self, tickets: Iterable[GiveBack]) -> list[Given]:
+    def give_back(self, tickets: Iterable[GiveBack]) -> list[bool]:
         """Give tickets back to ``master`` of which nothing runs, and of which no message that ended waits to be
-        acknowledged. Return the answers for the first of them, one at least; the others are to be asked for again."""
+        acknowledged. Return for the first of them, one at least, whether this call did it: if not, nothing of it under
+        its fence is ours, perhaps because an earlier call did. The others are to be asked for again."""
         args: list[Any] = [self._keys.group, self._incarnation]
-        for ticket, fence, ids, after_ms in tickets:
-            args += (ticket, fence, b" ".join(ids), "" if after_ms is None else after_ms)
+        now = now_s()
+        for ticket, fence, ids, due_s, _ in tickets:
+            # Never less than the time that is left, although Redis knows no fraction of a millisecond.
+            after_ms = math.ceil(1000 * (due_s - now)) + 1 if due_s is not None and due_s > now else 0
+            args += (ticket, fence, b" ".join(ids), "" if due_s is None else after_ms)
         keys = self._keys
         script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.changed, keys.attempts, keys.letters)
         reply = self._scripts.run("give_back", script_keys, args)
         self._check(reply[0])
-        return list(map(Given, reply[1:]))
+        return [answer == b"GIVEN" for answer in reply[1:]]
 
     def deregister(self) -> bool:
         """Leave for good. Return False when entries are still pending for this incarnation."""

@@ -29,7 +29,7 @@ import contextlib
 import heapq
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from usher.common.protocol.stream_id import rank
 
@@ -42,14 +42,6 @@ class HasId(Protocol):
 
 
 M = TypeVar("M", bound=HasId)
-
-
-class QuietTicket(NamedTuple):
-    """The queued ids of a ticket that does not run, in order; their fence; and when it is due, if it waits."""
-
-    ids: list[bytes]
-    fence: int
-    due_s: float | None
 
 
 class Lane(Generic[M]):
@@ -294,8 +286,9 @@ class LaneBoard(Generic[M]):
             if self._closed_fences.get(ticket) == (fence, True):
                 del self._closed_fences[ticket]
 
-    def quiet(self) -> dict[bytes, QuietTicket]:
-        """Return each ticket that has something queued and does not run. For a drain; waiting lanes count as quiet."""
+    def quiet(self) -> dict[bytes, tuple[int, list[bytes], float | None]]:
+        """Return each ticket that has something queued and does not run: its fence, its ids in order, and when it is
+        due, if it waits. For a drain; waiting lanes count as quiet."""
         held: dict[bytes, float | None] = {lane.ticket: None for lane in (*self.ready, *self._suspects)}
         held |= {lane.ticket: due_s for due_s, _, lane in self.waiting}
         found = {}
@@ -305,7 +298,7 @@ class LaneBoard(Generic[M]):
                 lane.merge_early()
             if lane.queue:
                 fence = max(message.fence for message in lane.queue)
-                found[ticket] = QuietTicket([message.stream_id for message in lane.queue], fence, due_s)
+                found[ticket] = fence, [message.stream_id for message in lane.queue], due_s
         return found
 
     def look(self, ticket: bytes) -> tuple[list[M], float | None, bool]:

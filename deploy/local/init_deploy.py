@@ -12,7 +12,9 @@ import re
 import secrets
 import shlex
 import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +31,7 @@ from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, has_
 from usher.common.runtime.memory import memory_of_machine
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load
-from usher.deploy.local.plan import EXAMPLE_HANDLER, LocalSettings, can_prove, check_programs, problems_of_programs
+from usher.deploy.local.plan import EXAMPLE_HANDLER, LocalSettings, can_prove, problems_of_programs
 
 DEPLOY = Path(__file__).resolve().parents[1]
 ROLES = ("redis", "master", "consumer")
@@ -328,11 +330,12 @@ def _handler_trouble(host: Host) -> str:
     """Return why consumers cannot use their handler; "" when they can. Checked when the folder is written: a host may
     be prepared before the handler's project is on it."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "PYTHONPATH"))}
-    try:
-        check_programs(plain | host.settings_of("consumer"), host.project or host.folder)
-    except StartRefused as unusable:
-        return str(unusable)
-    return ""
+    with tempfile.TemporaryFile() as said:  # no pipe: what the module has started may hold it open
+        words, environ = usher_command("preflight"), plain | host.settings_of("consumer")
+        at = host.project or host.folder
+        code = subprocess.run(words, env=environ, cwd=at, stdout=said, stderr=said, check=False).returncode
+        said.seek(0)
+        return said.read().decode(errors="replace").strip().removeprefix("usher: ") if code else ""
 
 
 def _roles(asked: Sequence[str], redis_url: str, redis_at: str) -> list[str]:

@@ -1,18 +1,12 @@
 """Run everything on this machine, for `usher up` and `usher demo`: plan what to run, check it, and wait until all is
-well. A handler's module may do anything at its import, so it is imported by ``usher preflight``, in the environment
-that the programs will get."""
+well."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import hashlib
-import importlib
 import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +18,7 @@ import click
 from pydantic import Field
 
 from usher.common.base.clock import wall_ms
-from usher.common.base.errors import HandlerUnusable, NotNow, ReplyUnknown, SettingsError, StartRefused
+from usher.common.base.errors import NotNow, ReplyUnknown, SettingsError, StartRefused
 from usher.common.base.private_file import write_private
 from usher.common.base.text import pluralize
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
@@ -33,7 +27,6 @@ from usher.common.redis.acl import user_line
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.embedded import USERS, free_port, has_selectors, prepare
 from usher.common.redis.locate import LocalInstance, announce_instance, find_local_instance
-from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import CommonSettings, load, name_of
 from usher.common.runtime.settings import environment as changed_settings
 from usher.deploy.local.supervision import Supervision, SupervisionHangs, SupervisionLost, environment, master_urls
@@ -48,8 +41,6 @@ _LONGEST_FOLDER = 80
 _POLL_S = 0.1
 #: Stand-ins for settings that are only known at each program's start, or checked below.
 _ANY = {"handler": "any:handler"}
-#: Seconds between two looks whether the check has ended, or must end.
-_STEP_S = 0.05
 
 
 class LocalSettings(CommonSettings):
@@ -168,7 +159,7 @@ def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[]
         stop_seconds=settings.stop_seconds,
         consumers_redis_url=consumers_url,
     )
-    check_programs(whole, check=check)
+    check_programs(whole, check)
     return Plan(settings, folder, redis_url, redis_port, whole)
 
 
@@ -307,50 +298,17 @@ def problems_of_programs(environ: Mapping[str, str]) -> list[str]:
     return [*dict.fromkeys(problems)]
 
 
-def check_programs(
-    environ: Mapping[str, str], folder: Path | None = None, check: Callable[[], None] = lambda: None
-) -> None:
-    """Raise StartRefused with what ``usher preflight`` says unless master, consumer and handler can be used in this
-    environment, and in this folder (None: the current one). ``check`` is called all the time and may raise, which ends
-    the check."""
-    with tempfile.TemporaryFile() as said:  # no pipe: what the module has started may hold it open
-        process = subprocess.Popen(
-            usher_command("preflight"),
-            env=dict(environ),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            start_new_session=True,
-        )
-        try:
-            while process.poll() is None:
-                check()
-                time.sleep(_STEP_S)
-        finally:  # also what the handler's module has started
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            code = process.wait()
-        said.seek(0)
-        told = said.read().decode(errors="replace").strip().removeprefix("usher: ")
-    if code:
-        by_signal = f"by {signal.Signals(-code).name}, while USHER_HANDLER was imported" if code < 0 else ""
-        raise StartRefused(told or f"the check of settings and handler ended {by_signal or f'with exit code {code}'}")
+def check_programs(environ: Mapping[str, str], check: Callable[[], None] = lambda: None) -> None:
+    """Raise SettingsError or HandlerUnusable unless master, consumer and handler can be used with these settings.
+    ``check`` is called all the time and may raise, which ends the check."""
+    from usher.consumer.__main__ import check_handler
+
+    if problems := problems_of_programs(environ):
+        raise SettingsError(problems)
+    if handler := environ.get("USHER_HANDLER", ""):
+        check_handler(handler, check)
 
 
 @click.command()
 def preflight() -> None:
-    problems = problems_of_programs(os.environ)
-    if problems:
-        raise SettingsError(problems)
-    handler = os.environ.get("USHER_HANDLER", "")
-    if not handler:
-        return
-    try:
-        importlib.import_module("usher.consumer.handlers.loader").load_handler(handler)
-    except SystemExit as ended:
-        raise HandlerUnusable(
-            f"USHER_HANDLER={handler}: its module ends the program (exit code {ended.code}) when it is imported"
-        ) from ended
-    sys.stdout.flush()
-    os._exit(0)  # a thread that the module has started would be waited for
+    check_programs(os.environ)

@@ -20,12 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
-from usher.common.base.text import escape_control, json_line, label
-from usher.common.protocol.attempts import attempts_told
+from usher.common.base.text import escape_control, json_line
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
+from usher.master.insight.formatting import TICKET_COLUMNS
 from usher.master.operations.action_log import By
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.policy.states import BAD, STATES, WARN
@@ -194,26 +194,14 @@ def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
 def tickets_table(
     rows: Sequence[dict[str, Any]], title: str = "Tickets in processing", shown: Sequence[str] = ()
 ) -> Table:
-    cells = []
-    for row in rows:
-        ids = row.get("message_ids") or []
-        head = (row["ticket_id"] or "(none)", *shown_texts(row, shown), label(row["state"]))
-        held = (row.get("consumer_name", ""), len(ids), ids[0] if ids else "")
-        cells.append((*head, *held, tried_text(row), error_text(row), str(row.get("fence", ""))))
-    further = ("state", "consumer", "messages", "oldest message", "attempts", "last error", "fence")
-    columns = ("ticket", *shown_heads(shown), *further)
-    extras = ("fence", "attempts", "last error", "consumer")
-    return fitted(title, columns, cells, ("messages",), ("oldest message", "attempts"), extras)
-
-
-def tried_text(row: dict[str, Any]) -> str:
-    most = row.get("max_attempts") or (row.get("last_error") or {}).get("most", 0)
-    return attempts_told(row["attempts"], row["charged"], most) if row.get("attempts") else ""
-
-
-def error_text(row: dict[str, Any]) -> str:
-    error = row.get("last_error")
-    return str(error["told"]) if error is not None else "not known" if row.get("charged") else ""
+    ticket, *names = TICKET_COLUMNS
+    columns = (ticket, *shown_heads(shown), *names)
+    cells = [
+        (TICKET_COLUMNS[ticket](row), *shown_texts(row, shown), *(TICKET_COLUMNS[name](row) for name in names))
+        for row in rows
+    ]
+    ids = ("first message", "attempts")
+    return fitted(title, columns, cells, ("messages", "age"), ids, names[:2:-1])
 
 
 def unblock_hint(row: dict[str, Any]) -> str | None:

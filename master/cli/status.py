@@ -92,7 +92,7 @@ def look(reader: StatusReader, before: dict[str, Any] | None, settings: CommonSe
     overview["missing_consumers"] = {name: log for name, log in logs.items() if name not in alive}
     overview["starting_since_ms"] = starting_since_ms
     tickets = page["tickets"][:_TICKETS_SHOWN]
-    parked = reader.parked(_TICKETS_SHOWN).rows if overview["parked"] else []
+    parked = reader.parked(_TICKETS_SHOWN)[0] if overview["parked"] else []
     return overview | per_second | {"consumers": consumers, "tickets_in_processing": tickets, "tickets_parked": parked}
 
 

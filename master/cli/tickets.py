@@ -255,16 +255,16 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         states = {one: state_of(member, rules) for one, member in read_registry(at.link, at.keys).items()}
         before = stream_sums(at.link, scripts, at.keys, 0)
         found.advance(math.inf, True, states, rules, wall_ms())
-        found.rows(before["parked"], states, rules, wall_ms())
+        found.rows(states, rules, wall_ms())
         time.sleep(_BETWEEN_S)
         now = stream_sums(at.link, scripts, at.keys, 0)
         queue = Queue.of(now | {"done_per_second": rates([sample_of(before), sample_of(now)])[1]})
-        rows = found.rows(now["parked"], states, rules, wall_ms(), queue)
+        rows = found.rows(states, rules, wall_ms(), queue)
         groups = at.fields.add_to_groups(found.groups(rows))
         letters = now["dead_letters"]
-    names = at.settings.shown_names
+    names, is_cut = at.settings.shown_names, not all(one["tickets_are_all"] for one in groups)
     if as_json:
-        print_json({"groups": groups, "more": len(rows) >= MOST})
+        print_json({"groups": groups, "more": is_cut})
         return
     for one in groups:
         click.echo(escape_control(one["told"]))
@@ -281,8 +281,8 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         given_up = f"; given up: {pluralize(letters, 'dead letter')} (`usher dead list`)" if letters else ""
         calm = "nothing is stuck" if "live" in states.values() else "no consumer is live: nothing more is handled"
         click.echo(f"{calm}{given_up}")
-    elif len(rows) >= MOST:
-        click.echo(f"tickets that have not failed are counted among the {MOST} oldest only")
+    elif is_cut:
+        click.echo(f"tickets that have not failed are counted among the {MOST} oldest of each state only")
 
 
 def _ways(group: dict[str, Any]) -> list[str]:

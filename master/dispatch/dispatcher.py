@@ -562,8 +562,7 @@ class Dispatcher(Service):
         if self.board.rules.limits:
             unseen, over = self._within_limits(unseen, new)
             rejected += over
-        known = [(entry_id, ticket) for entry_id, ticket in unseen if not self.board.arrive(entry_id, ticket)]
-        kept, late = self._who_has([*redelivered, *known])
+        kept, late = self._who_has([*redelivered, *self.board.arrive(unseen)])
         self.board.learn(self._marks.read(new.found))
         return SortedEntries(unseen, kept, late, rejected)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.text import escape_control, label, span
+from usher.common.protocol.attempts import attempts_told
 
 #: Characters of a text on a page, unless the whole text is asked for.
 _MOST = 2_000
@@ -86,5 +88,33 @@ def spark(points: Sequence[Any], column: int, width: int = 240, height: int = 40
     )
 
 
+def sent_ms(row: Mapping[str, Any]) -> int:
+    """Return when the first message of a ticket's row was sent; 0 where its id does not tell."""
+    first = next(iter(row.get("message_ids") or ()), "").partition("-")[0]
+    return int(first) if first.isascii() and first.isdigit() else 0
+
+
+def _error(row: Mapping[str, Any]) -> str:
+    error = row.get("last_error")
+    return str(error["told"]) if error is not None else "not known" if row.get("charged") else ""
+
+
+def tried(row: Mapping[str, Any]) -> str:
+    most = row.get("max_attempts") or (row.get("last_error") or {}).get("most", 0)
+    return attempts_told(row["attempts"], row["charged"], most) if row.get("attempts") else ""
+
+
+#: Columns of lists of tickets, of commands and on the page, the first ones first where there is little room.
+TICKET_COLUMNS: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "ticket": lambda row: row["ticket_id"] or "(none)",
+    "state": lambda row: label(row["state"]),
+    "messages": lambda row: len(row.get("message_ids") or ()),
+    "first message": lambda row: next(iter(row.get("message_ids") or ()), ""),
+    "consumer": lambda row: row.get("consumer_name", ""),
+    "last error": _error,
+    "attempts": tried,
+    "age": lambda row: span(wall_ms() - ms) if (ms := sent_ms(row)) else "",
+    "fence": lambda row: str(row.get("fence", "")),
+}
 FILTERS = {"label": label, "visible": visible, "number": number, "duration": span, "moment": moment}
 FILTERS |= {"machine_moment": machine_moment}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from usher.common.base.clock import wall_ms
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
+from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.redis.client import Link
 from usher.common.redis.replies import cut_at, group_of, pairs
@@ -14,8 +16,8 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.master.leader.elector import parse_held
 from usher.master.operations.delayed_messages import waiting_commands, waiting_of
 
-#: Entries counted by one call, where Redis does not know the lag (before 7.0).
-_PAGE = 2000
+#: Entries counted by one call, where Redis does not know the lag (before 7.0); and entries whose tickets it reads.
+_PAGE, _HEADS = 2000, 500
 
 
 class GroupLag(NamedTuple):
@@ -76,3 +78,14 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
     seen |= {"oldest": bytes(lowest) if lowest else None, "retrying": retrying, "errors": errors, "dead_letters": dead}
     seen |= {"delayed": waiting_of(*delayed)._asdict(), "mishaps": parse_mishaps(mishaps)._asdict()}
     return seen | {"behind": {name.decode(errors="replace"): int(number) for name, number in told.items()}}
+
+
+def tickets_of(scripts: ScriptRunner, keys: Keys, field: str, ids: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield ids of entries with their tickets; those without one, or without a body, are left out."""
+    ids = iter(ids)
+    while some := list(islice(ids, _HEADS)):
+        while some:  # fewer are answered where bodies are large
+            values = scripts.run("read_fields", (keys.stream,), (LONGEST_TICKET, 1, field, *some))
+            found = ((one, value) for one, (value,) in zip(some, values, strict=False) if value)
+            yield from ((one, ticket) for one, (ticket, size) in found if size <= LONGEST_TICKET)
+            some = some[len(values) :]

@@ -14,7 +14,7 @@ from typing import Any
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
-from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.keys import Keys
 from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses
 from usher.common.protocol.mishaps import told as told_of
 from usher.common.protocol.stream_id import milliseconds
@@ -23,7 +23,7 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.insight.lag import stream_sums
 from usher.master.insight.status import consumer_rows
-from usher.master.insight.stuck_tickets import MOST, StuckTickets
+from usher.master.insight.stuck_tickets import StuckTickets
 from usher.master.membership.registry import STATES
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
@@ -155,11 +155,10 @@ class LiveOverview(Service):
             trouble, share = write_trouble(*told), memory_share(*told)
             seen["memory_share"] = None if share is None else round(share, 2)
             seen["write_trouble"] = None if trouble is None else trouble._asdict()
-            parked = self._by_name.get(MASTER, 0)
-            rows = self._tickets.rows(parked, states, self._rules, seen["time_ms"], self.queue)
+            rows = self._tickets.rows(states, self._rules, seen["time_ms"], self.queue)
             groups = self._tickets.groups(rows)
             seen["groups"] = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
-            seen["stuck"], seen["stuck_most"] = rows, MOST
+            seen["stuck"] = rows
             counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
             seen["letters"], seen["sudden"], seen["letters_wrong"] = counts.groups, counts.sudden, counts.wrong
             seen["alarms"] = [alarm.row() for alarm in alarms(seen)]

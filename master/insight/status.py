@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from heapq import heapify, heappop, nsmallest
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -18,23 +20,22 @@ from usher.common.protocol.attempts import NEVER, decode
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import decode as decode_error
-from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.sources import SourceSelection
-from usher.common.protocol.stream_id import rank
+from usher.common.protocol.stream_id import milliseconds
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketRecord, TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.insight.lag import stream_sums
+from usher.master.insight.lag import stream_sums, tickets_of
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.explain.stuck import fence_ms
 from usher.master.policy.rules import Rulebook
-from usher.master.policy.states import Seen, kind_of, ticket_state, told_alike, tried
+from usher.master.policy.states import Seen, kind_of, last_error, ticket_state, told_alike, tried
 from usher.master.policy.ticket_filter import TicketFilter
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
@@ -43,34 +44,31 @@ _MOST_COUNTED = 100_000
 _MOST_INDEXED = 20_000
 #: Seconds for which the state of many sources is kept: they are looked at one by one.
 _SOURCES_KEPT_S = 2.0
-#: Parked messages that are looked at for their tickets by the first call; and records, or more of these, at a time.
-_PARKED, _AT_ONCE = 200, 2000
+#: Parked messages that are looked at for their tickets at a time; records that are read at a time, and looked at.
+_PARKED, _AT_ONCE, _LOOKED_AT = 200, 2000, 1000
 #: The key of a ticket for an order, its id, its record.
 _Listed = tuple[Any, bytes, bytes]
 
 
-def _age(parts: Sequence[bytes]) -> int:
+def _age(ticket: bytes, parts: Sequence[bytes], starts: int) -> int:
     try:
-        return rank(parts[2])
+        return milliseconds(parts[2])
     except (IndexError, ValueError):
         return 0  # Usher has not written it
 
 
 #: Orders of a list: the keys of an id, the parts of a record and starts sort the first ticket to the front.
 ORDERS: Mapping[str, Callable[[bytes, Sequence[bytes], int], Any]] = {
-    "age": lambda ticket, parts, starts: _age(parts),
-    "attempts": lambda ticket, parts, starts: (-starts, _age(parts)),
-    "messages": lambda ticket, parts, starts: (-len(parts) - b" ".join(parts[3:]).count(b" "), _age(parts)),
+    "age": _age,
+    "attempts": lambda ticket, parts, starts: (-starts, _age(ticket, parts, 0)),
+    "messages": lambda ticket, parts, starts: (-sum(part.count(b" ") for part in parts[3:]), _age(ticket, parts, 0)),
     "ticket": lambda ticket, parts, starts: ticket,
 }
 
 
-class ParkedRows(NamedTuple):
-    """Rows of tickets with parked messages. ``is_all``: False when tickets, or messages of the listed ones, may be
-    missing: more is parked than was looked at, or was asked for."""
-
-    rows: list[dict[str, Any]]
-    is_all: bool
+@lru_cache(1000)
+def _starts(noted: bytes) -> int:
+    return decode(noted).starts
 
 
 class FoundTickets(NamedTuple):
@@ -162,92 +160,108 @@ class StatusReader:
     def each(self, wanted: TicketFilter) -> Iterator[list[dict[str, Any]]]:
         """Yield page by page the tickets of the index that fit; a ticket whose record changes meanwhile may come
         twice."""
-        for found in self._listed(wanted, "age"):
+        for found in self._listed(wanted, "age", set()):
             yield [one.row() for one in self._fitting(found, wanted)]
 
-    def find(
-        self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf, counts_s: float = 0.0
-    ) -> FoundTickets:
-        """Return the first ``most`` tickets of all that fit, in an order of ``ORDERS``: they are looked at in that
-        order, until there are so many; and in the first ``counts_s`` seconds more of them, to be counted."""
-        began_s, listed, is_whole, parked = now_s(), list[_Listed](), True, ParkedRows([], True)
-        if wanted.wants_waiting:
-            parked = self.parked(most, wanted.fits, began_s + within_s / 8)
-        for page in self._listed(wanted, order):
+    def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> FoundTickets:
+        """Return the first ``most`` tickets of all that fit, in an order of ``ORDERS``, as far as there is time: they
+        are looked at in that order, until there are so many."""
+        began_s, listed, is_whole, named = now_s(), list[_Listed](), True, set[bytes]()
+        for page in self._listed(wanted, order, named):
             listed += page
-            if now_s() - began_s > within_s / 2:
+            if now_s() - began_s > 0.75 * within_s:
                 is_whole = False
                 break
-        first, at, found, number = heapq.nsmallest(10 * most, listed), 0, list[_Looked](), len(parked.rows)
-        while at < len(listed) and now_s() - began_s < (within_s if len(found) < most else counts_s):
-            first = sorted(listed) if at == len(first) else first  # few of the first ones fit
-            some, at = first[at : at + _AT_ONCE], min(len(first), at + _AT_ONCE)
-            fitting = self._fitting(some, wanted)
-            number += len(fitting)
-            found += fitting[: most - len(found)]
-        rows = [(one.key, one.row()) for one in found]
-        for row in parked.rows:
+        parked, has_parked, found = list[dict[str, Any]](), True, list[_Looked]()
+        if wanted.wants_waiting:
+            parked, has_parked = self.parked(most, wanted.fits, began_s + within_s, named)
+        heapify(listed)
+        while listed and len(found) < most and now_s() - began_s < within_s:
+            found += self._fitting([heappop(listed) for _ in range(min(len(listed), _LOOKED_AT))], wanted)
+        rows = [(one.key, one.row()) for one in found[:most]]
+        for row in parked:
             parts = f"x 0 {' '.join(row['message_ids'])}".encode().split(b" ", 3)
             rows.append((ORDERS[order](row["ticket_id"].encode(), parts, 0), row))
-        shown = [row for _, row in heapq.nsmallest(most, rows, key=lambda one: one[0])]
+        shown = [row for _, row in nsmallest(most, rows, key=lambda one: one[0])]
         self.explained([row for row in shown if row.get("last_error") is None])
-        is_all = is_whole and parked.is_all and at == len(listed)
-        are_first = is_all or (is_whole and parked.is_all and len(shown) == most)
-        return FoundTickets(shown, number, is_all, are_first)
+        is_all = is_whole and has_parked and not listed
+        are_first = is_all or (is_whole and has_parked and len(shown) == most)
+        return FoundTickets(shown, len(found) + len(parked), is_all, are_first)
 
-    def _listed(self, wanted: TicketFilter, order: str) -> Iterator[list[_Listed]]:
-        """Yield page by page the tickets of the index that may fit, as far as their records tell."""
-        key, cursor, known = ORDERS[order], b"", dict[bytes, bool]()
-        while cursor != b"0":
-            cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor or b"0", "COUNT", _AT_ONCE)
+    def _listed(self, wanted: TicketFilter, order: str, named: set[bytes]) -> Iterator[list[_Listed]]:
+        """Yield page by page the tickets of the index that may fit, as far as their records tell. ``named`` gets the
+        messages that records of tickets without an owner name, if those of others that wait are wanted. Kept short,
+        because it runs by the hundred thousand."""
+        key, known, noted, names = ORDERS[order], dict[bytes, bool](), dict[bytes, int](), wanted.wants_waiting
+        for flat in self._pages(self._keys.attempts) if order == "attempts" else ():
+            noted.update(zip(flat[::2], map(_starts, flat[1::2]), strict=True))
+            yield []
+        for flat in self._pages(self._keys.tickets):
             found = []
             for ticket, record in zip(flat[::2], flat[1::2], strict=True):
                 parts = record.split(b" ", 3)
-                word = parts[0].partition(b"@")[0]  # until when one waits, makes no difference
+                # until when one waits, makes no difference
+                word = b"waits@" if record.startswith(b"waits@") else parts[0]
                 if word not in known:
                     known[word] = wanted.may_fit(parts[0])
                 if known[word]:
-                    found.append((ticket, record, parts))
-            values = [None] * len(found)
-            if order == "attempts" and found:
-                ids = [b"".join(parts[2:3]) for _, _, parts in found]
-                values = self._link.call("HMGET", self._keys.attempts, *ids)
-            starts = [0 if value is None else decode(value).starts for value in values]
-            yield [(key(one, parts, n), one, record) for (one, record, parts), n in zip(found, starts, strict=True)]
+                    starts = noted.get(parts[2], 0) if noted and len(parts) > 2 else 0
+                    found.append((key(ticket, parts, starts), ticket, record))
+                if names and b":" not in word:
+                    named.update(record.split(b" ")[2:])
+            yield found
+
+    def _pages(self, key: str) -> Iterator[list[bytes]]:
+        cursor = b""
+        while cursor != b"0":
+            cursor, flat = self._link.call("HSCAN", key, cursor or b"0", "COUNT", _AT_ONCE)
+            yield flat
 
     def _fitting(self, listed: Sequence[_Listed], wanted: TicketFilter) -> list[_Looked]:
         found = _look_at(self._link, self._keys, listed, wanted)
         if not wanted.error:
             return found
-        rows = [one.row() for one in found]  # for each of these letters all dead letters may be looked through
-        self.explained([row for row in rows if row.get("last_error") is None])
-        return [one._replace(made=row) for one, row in zip(found, rows, strict=True) if wanted.fits(row)]
+        # Of a halted ticket its letter may tell the error: for each of these letters all may be looked through.
+        unknown = [one for one in found if one.error is None and one.seen.kind == "halted"]
+        told = self.explained([one.row() for one in unknown])
+        rows = {one.ticket: row for one, row in zip(unknown, told, strict=True)}
+        kept = []
+        for one in found:
+            row, error = rows.get(one.ticket), last_error(one.seen.attempts, one.error)
+            if wanted.has_error(row["last_error"] if row is not None else error and error._asdict()):
+                kept.append(one._replace(made=row))
+        return kept
 
     def parked(
-        self, most: int, fits: Callable[[dict[str, Any]], bool] = lambda row: True, until_s: float = math.inf
-    ) -> ParkedRows:
+        self,
+        most: int,
+        fits: Callable[[dict[str, Any]], bool] = lambda row: True,
+        until_s: float = math.inf,
+        named: Collection[bytes] = (),
+    ) -> tuple[list[dict[str, Any]], bool]:
         """Return the first ``most`` tickets that fit of those without an owner that have parked messages, the oldest
         first, as far as there is time: ``paused`` by a rule (``why``), or ``waiting``. They have no record in the
-        index."""
-        keys, ids, rows = self._keys, dict[bytes, list[str]](), list[dict[str, Any]]()
-        book, start, count = Rulebook(), b"-", _PARKED
-        while True:
-            args = (keys.group, MASTER, count, self._ticket_field, LONGEST_TICKET, start)
-            is_all, flat = self._scripts.run("pending_heads", (keys.stream,), args)
-            known = len(ids)
-            for entry_id, ticket in zip(flat[::2], flat[1::2], strict=True):
-                ids.setdefault(ticket, []).append(entry_id.decode())
-            new = list(islice(ids, known, None))
-            records = self._link.call("HMGET", keys.tickets, *new) if new else ()
-            alone = [ticket for ticket, record in zip(new, records, strict=True) if record is None]
-            book = read_rules(self._link, keys) if alone and not rows else book
-            for one in alone:
-                row = {"ticket_id": one.decode(errors="replace"), "message_ids": ids[one]}
-                if fits(row := row | _stated(Seen(rule=book.of(one)))):
-                    rows.append(row)
-            if is_all or not flat or len(rows) > most or now_s() > until_s:
-                return ParkedRows(rows[:most], bool(is_all) and len(rows) <= most)
-            start, count = b"(" + flat[-2], _AT_ONCE
+        index. ``named``: messages that its records name. The second value is False when tickets, or messages of the
+        listed ones, may be missing."""
+        keys, ids, rows, book = self._keys, dict[bytes, list[str]](), list[dict[str, Any]](), Rulebook()
+        pending = (one for one in self._stream.pending_of(MASTER) if one not in named)
+        heads = tickets_of(self._scripts, keys, self._ticket_field, pending)
+        with suppress(GroupMissing):
+            while page := list(islice(heads, _PARKED)):
+                known = len(ids)
+                for entry_id, ticket in page:
+                    ids.setdefault(ticket, []).append(entry_id.decode())
+                new = list(islice(ids, known, None))
+                records = self._link.call("HMGET", keys.tickets, *new) if new else ()
+                alone = [ticket for ticket, record in zip(new, records, strict=True) if record is None]
+                book = read_rules(self._link, keys) if alone and not rows else book
+                for one in alone:
+                    row = {"ticket_id": one.decode(errors="replace"), "message_ids": ids[one]}
+                    if fits(row := row | _stated(Seen(rule=book.of(one)))):
+                        rows.append(row)
+                if len(rows) > most or now_s() > until_s:
+                    return rows[:most], False
+        return rows, True
 
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         value = self._link.call("HGET", self._keys.tickets, ticket_id)

@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from usher.common.base.errors import GroupMissing
 from usher.common.protocol.attempts import Attempts, decode
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import decode as decode_error
-from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.formatting import ticket_url, visible
+from usher.master.insight.lag import tickets_of
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.stuck import (
     Head,
@@ -30,13 +32,13 @@ from usher.master.policy.explain.stuck import (
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.states import Queue
 
-#: Rows of the oldest tickets.
+#: Rows of the oldest tickets of each state.
 MOST = 50
 #: What was counted is forgotten when nobody has looked for so long.
 _FORGOTTEN_AFTER_MS = 60_000
-#: Records read by one call; the most old heads that are remembered, and the most parked and pending entries that are
-#: looked at.
-_COUNT, _KEPT, _PARKED, _PENDING = 1000, 200, 50, 100
+#: Records read by one call; the most old heads of each kind that are remembered; the most entries that are looked at
+#: under ``master``, and of all consumers.
+_COUNT, _KEPT, _PARKED, _PENDING = 1000, 100, 50, 100
 
 
 class StuckTickets:
@@ -45,8 +47,8 @@ class StuckTickets:
     this master knows of a ticket's parked messages, when it leads.
 
     A scan of all of a million tickets would take seconds. So each turn scans one slice, and heads that seemed old are
-    read again, exactly. The owners of the oldest pending entries are asked for as well, so that the oldest tickets are
-    shown before the first full scan is over."""
+    read again, exactly. The oldest entries of each consumer are asked for as well, so that its oldest tickets are shown
+    before the first full scan is over."""
 
     def __init__(
         self,
@@ -106,25 +108,23 @@ class StuckTickets:
                 return
 
     def rows(
-        self, under_master: int, states: Mapping[str, str], rules: Rulebook, now_ms: int, queue: Queue | None = None
+        self, states: Mapping[str, str], rules: Rulebook, now_ms: int, queue: Queue | None = None
     ) -> list[dict[str, Any]]:
-        """Return the oldest tickets that are stuck, as they are now. ``under_master``: how many entries are pending
-        there; ``queue``: what of them only waits for its turn."""
-        self._under_master = under_master
-        heads = self.heads(now_ms, under_master)
+        """Return the oldest tickets that are stuck, as they are now. ``queue``: what of them only waits for its
+        turn."""
+        heads = self.heads(now_ms)
         seen = self._context(heads, states, rules, *self._noted(heads))
         seen = seen._replace(queue=queue.text if queue is not None else "")
         return list(map(_shown, stuck_rows(heads, seen, now_ms, MOST)))
 
     def groups(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        rows = list(rows)
-        return self._groups.merged(rows, self._under_master <= self._named, len(rows) < MOST)
+        return self._groups.merged(rows, self._under_master <= self._named, MOST)
 
-    def heads(self, now_ms: int, under_master: int) -> list[Head]:
-        """Return the oldest heads as they are now, parked ones among them. ``under_master``: how many entries are
-        pending there."""
+    def heads(self, now_ms: int) -> list[Head]:
+        """Return the oldest heads of each kind as they are now, parked ones among them."""
         before = {head.ticket: head for head in self._found} | self._candidates
-        asked = list(dict.fromkeys([*before, *self._pending(b"", _PENDING)[1][1::2]]))
+        waiting, held = self._pending()
+        asked = list(dict.fromkeys([*before, *waiting, *held]))
         values = self._link.call("HMGET", self._keys.tickets, *asked) if asked else []
         known, now = dict(self.moved_ms), dict[bytes, Head]()
         for ticket, value in zip(asked, values, strict=True):
@@ -134,8 +134,8 @@ class StuckTickets:
             if ticket in before and head.id != before[ticket].id:
                 known[head.id] = now_ms
             now[ticket] = head
-        for head in self._parked(under_master):
-            now.setdefault(head.ticket, head)
+        alone = waiting.keys() - {ticket for ticket, value in zip(asked, values, strict=True) if value is not None}
+        now |= {ticket: waiting[ticket] for ticket in alone}
         kept = oldest(now.values(), _KEPT)
         self._candidates = {head.ticket: head for head in kept if head.owner}
         moved_ms = {head.id: known.get(head.id, 0) for head in kept}
@@ -144,26 +144,29 @@ class StuckTickets:
         self.moved_ms = {entry_id: ms for entry_id, ms in moved_ms.items() if ms}
         return kept
 
-    def _pending(self, name: bytes, most: int) -> tuple[bool, list[bytes]]:
-        """Return whether there are no more, and id and ticket, by turns, of the oldest entries that are pending for the
-        name."""
-        args = (self._keys.group, name, most, self._field, LONGEST_TICKET)
-        is_all, flat = self._scripts.run("pending_heads", (self._keys.stream,), args)
-        return bool(is_all), flat
-
-    def _parked(self, under_master: int) -> list[Head]:
-        """Return the oldest entries pending under the master, one of each ticket; those of tickets that are in the
-        index too are behind another message."""
-        is_all, flat = self._pending(MASTER, _PARKED)
-        first: dict[bytes, Head] = {}
-        for entry_id, ticket in zip(flat[::2], flat[1::2], strict=True):
-            known = first.get(ticket)
-            first[ticket] = Head(ticket, b"", 0, known.id if known else entry_id, known.size + 1 if known else 1)
+    def _pending(self) -> tuple[dict[bytes, Head], list[bytes]]:
+        """Return the heads of what waits longest under the master, by ticket; those of tickets that are in the index
+        too are behind another message. And the tickets of the oldest entries of each other name in the group."""
+        stream, group = self._keys.stream, self._keys.group
+        try:
+            by_name = {name: int(count) for name, count in self._link.call("XPENDING", stream, group)[3] or ()}
+        except GroupMissing:
+            by_name = {}
+        each = max(1, _PENDING // max(1, len(by_name)))
+        asked = [("XPENDING", stream, group, "-", "+", _PARKED if one == MASTER else each, one) for one in by_name]
+        rows = [row for page in self._link.all_of(asked) for row in page]
+        under = {row[0] for row in rows if row[1] == MASTER}
+        ids = [*sorted(under, key=rank), *sorted({row[0] for row in rows} - under, key=rank)[:_PENDING]]
+        found, first = list(tickets_of(self._scripts, self._keys, self._field, ids)), dict[bytes, Head]()
+        for entry_id, ticket in found:
+            if entry_id in under:
+                known = first.get(ticket, Head(ticket, b"", 0, entry_id, 0))
+                first[ticket] = known._replace(size=known.size + 1)
         self._waiting = Counter({ticket: head.size for ticket, head in first.items()})
         # Entries whose bodies were deleted count there but are not found here.
-        self._all_waiting = is_all and under_master <= len(flat) // 2
-        records = self._link.call("HMGET", self._keys.tickets, *first) if first else []
-        return [head for head, record in zip(first.values(), records, strict=True) if record is None]
+        self._under_master = by_name.get(MASTER, 0)
+        self._all_waiting = self._under_master <= self._waiting.total()
+        return first, [ticket for entry_id, ticket in found if entry_id not in under]
 
     def _context(
         self,

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import MessageUndecodable
@@ -83,29 +84,29 @@ class EntryParser(NamedTuple):
     def parse(self, position: bytes, entries: Sequence[Any], is_all: bool, given: int | None = None) -> NewEntries:
         name, most = self.field, self.longest_message or math.inf
         is_plain = not (self.tenant_field or self.priority_field or b"." in name)
-        found: list[PeekedEntry | tuple[bytes, bytes]] = []
-        largest, room = 0, max(_FEW_BODIES, _MEAN_BODY * len(entries))
-        bodies = {}
-        for entry_id, fields in entries:
-            packed = pack_entry((entry_id, *fields))
-            size = len(packed)
-            if size > largest:
-                largest = size
-            if size <= _SMALL_BODY:
-                room -= size
-                if room >= 0:
-                    bodies[entry_id] = packed
-            ticket = fields[1]
-            if (
-                is_plain
-                and fields[0] == name
-                and size <= most
-                and 0 < len(ticket) <= LONGEST_TICKET
-                and ticket.isascii()
-            ):
-                found.append((entry_id, ticket))
-            else:
-                found.append(self._entry(entry_id, fields, sum(map(len, fields))))
+        ids = [entry_id for entry_id, _ in entries]
+        packed = [pack_entry((entry_id, *fields)) for entry_id, fields in entries]
+        sizes = list(map(len, packed))
+        largest, room = max(sizes, default=0), max(_FEW_BODIES, _MEAN_BODY * len(entries))
+        if largest <= _SMALL_BODY and sum(sizes) <= room:
+            bodies = dict(zip(ids, packed, strict=True))
+        else:
+            small = [one if one <= _SMALL_BODY else 0 for one in sizes]
+            bodies = {
+                entry_id: body
+                for entry_id, body, size, so_far in zip(ids, packed, small, accumulate(small), strict=True)
+                if size and so_far <= room
+            }
+        found: list[PeekedEntry | tuple[bytes, bytes]] = [
+            (entry_id, fields[1])
+            if is_plain
+            and fields[0] == name
+            and size <= most
+            and 0 < len(fields[1]) <= LONGEST_TICKET
+            and fields[1].isascii()
+            else self._entry(entry_id, fields, sum(map(len, fields)))
+            for (entry_id, fields), size in zip(entries, sizes, strict=True)
+        ]
         return NewEntries(position, found, is_all, largest, bodies, given)
 
     def _entry(self, entry_id: bytes, fields: list[bytes], size: int) -> PeekedEntry:

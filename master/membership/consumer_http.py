@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
+from functools import cached_property
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +24,7 @@ import orjson
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.extras import Late
-from usher.common.http.tls import ClientTls
+from usher.common.http.tls import FileValue, client_tls
 from usher.master.membership.health_url import HealthHosts, UnfitUrl
 
 if TYPE_CHECKING:
@@ -71,9 +72,13 @@ class ConsumerHttpClient:
     def __init__(self, hosts: HealthHosts, bounds: RequestBounds, ca: Path | None = None) -> None:
         self._hosts = hosts
         self._bounds = bounds
-        self._tls = ClientTls(ca)
+        self._ca = ca
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ask")
         self._under_way: dict[int, tuple[socket.socket, float]] = {}  # by thread: its connection, and since when
+
+    @cached_property
+    def _tls(self) -> FileValue[ssl.SSLContext]:
+        return client_tls(self._ca)
 
     def ask(self, health_urls: Mapping[str, str], end: str = "", instead: str = "") -> dict[str, ConsumerAnswer]:
         """Ask these health URLs (by name) side by side, and return their answers by name. ``instead`` replaces the
@@ -102,7 +107,7 @@ class ConsumerHttpClient:
         with closing(connection):
             if is_tls:
                 name = re.sub(r":[0-9]+$", "", host).strip("[]")
-                connection.sock = self._tls.context().wrap_socket(
+                connection.sock = self._tls.get().wrap_socket(
                     connection.sock, server_hostname=name, do_handshake_on_connect=False
                 )
             self._under_way[threading.get_ident()] = connection.sock, began_s

@@ -24,15 +24,13 @@ class TicketFilter:
     sees_texts: bool = field(default=True, compare=False)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        return self.fits_but_for_error(row) and (not self.error or self._has_error(row.get("last_error")))
-
-    def fits_but_for_error(self, row: Mapping[str, Any]) -> bool:
-        return self.has_state(row["state"]) and self.consumer in ("", row.get("consumer_name", ""))
+        """Return whether a ticket without an owner fits, and so without an error."""
+        return self.has_state(row["state"]) and not self.error
 
     def has_state(self, state: str) -> bool:
         return not self.states or state in self.states
 
-    def _has_error(self, error: Mapping[str, Any] | None) -> bool:
+    def has_error(self, error: Mapping[str, Any] | None) -> bool:
         if error is None:
             return False
         name, text = error_name(error["error_type"], error["error"]), error["error"] if self.sees_texts else ""
@@ -46,7 +44,8 @@ class TicketFilter:
 
     @property
     def wants_waiting(self) -> bool:
-        return not self.consumer and (not self.states or bool(self.states & {TicketState.WAITING, TicketState.PAUSED}))
+        without_owner = {TicketState.WAITING, TicketState.PAUSED}
+        return not (self.consumer or self.error) and not (self.states and self.states.isdisjoint(without_owner))
 
 
 def parse_states(text: str) -> frozenset[str]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from usher.common.base.clock import now_s
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.registration import NO_LOCK, Registration
@@ -28,7 +29,7 @@ from usher.common.redis.replies import (
     parse_record,
 )
 from usher.common.redis.scripts import ScriptRunner
-from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Given, Letter, OwnerScripts
+from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import KeptBodies, LeaderScripts
 from usher.master.membership.registration import Membership
@@ -220,15 +221,16 @@ class World:
     ) -> list[bytes]:
         """Have an owner give tickets back, under the fences that the index has, as often as bodies ask for it. Those that
         were not given back."""
+        due_s = None if after_ms is None else now_s() + after_ms / 1000
         records = dict(zip(parts, self.stream.records_of(list(parts)), strict=True))
         asked = [
-            GiveBack(ticket, record.fence if (record := records[ticket]) else 0, ids, after_ms)
+            GiveBack(ticket, record.fence if (record := records[ticket]) else 0, ids, due_s)
             for ticket, ids in parts.items()
         ]
-        answers: list[Given] = []
+        answers: list[bool] = []
         while len(answers) < len(asked):
             answers += owner.steps.give_back(asked[len(answers) :])
-        return [one.ticket for one, answer in zip(asked, answers, strict=True) if answer is not Given.GIVEN]
+        return [one.ticket for one, answer in zip(asked, answers, strict=True) if not answer]
 
     def letter_ids(self) -> list[bytes]:
         """Ids of all dead letters."""

@@ -7,6 +7,7 @@ import pytest
 
 from tests.integration.factories import FIELD, Owner, World, fetch, hand_over, plan
 from usher.common.readers.reliable_stream import ReliableStream
+from usher.master.insight.lag import tickets_of
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.operations.dead_letters import DeadLetters
@@ -139,8 +140,7 @@ def test_no_field_and_no_head_is_looked_for_without_end(world: World) -> None:
     ids = parked(world, leader)
     values = world.scripts.run("read_field", (world.keys.stream,), (FIELD, *ids))
     assert values == [T] * _READ + [None] * (len(ids) - _READ)
-    args = (world.keys.group, "master", 100, FIELD, 256)
-    assert world.scripts.run("pending_heads", (world.keys.stream,), args)[0] == 0
+    assert list(tickets_of(world.scripts, world.keys, FIELD, ids)) == [(one, T) for one in ids], "in several answers"
     for group, name in (("", ""), (world.keys.group, "master")):
         last, *found = world.scripts.run("ticket_entries", (world.keys.stream,), (FIELD, T, "-", 100, group, name))
         assert (last, *found) == (ids[_READ - 1], ids[:_READ], _READ)

@@ -1,8 +1,7 @@
-"""find_entries.lua, find_runs.lua, pending_heads.lua: looking for what belongs to a ticket, bodies stay in Redis."""
+"""find_entries.lua, find_runs.lua: looking for what belongs to a ticket, bodies stay in Redis."""
 
 from __future__ import annotations
 
-from tests.hands import MASTER
 from tests.integration.factories import TRICKY_IDS, World
 
 T, U = b"T", b"U"
@@ -32,8 +31,6 @@ def test_nothing_there_gives_nothing(world: World) -> None:
     world.link.call("DEL", world.keys.stream)
     assert find(world, T) == [0, b"", [], 1]
     assert world.scripts.run("find_runs", (world.keys.runs,), (b'"T"', "+", 10)) == [0, b"", [], 1]
-    args = (world.keys.group, MASTER, 10, "ticket_id", 256)
-    assert world.scripts.run("pending_heads", (world.keys.stream,), args) == [1, []]
     world.make_group()
 
 
@@ -44,16 +41,3 @@ def test_records_of_the_run_log_are_found_by_a_text_that_is_no_pattern(world: Wo
     assert (count, found) == (3, [b'{"tickets":["a.c"]}'])
     assert world.scripts.run("find_runs", (world.keys.runs,), (b'"%a"', "+", 1))[2] == [b'{"tickets":["%a"]}']
     assert world.scripts.run("find_runs", (world.keys.runs,), (b'"%a"', b"(" + last, 1)) == [0, b"", [], 1]
-
-
-def test_the_oldest_that_are_pending_for_a_name_come_with_their_tickets(world: World) -> None:
-    leader, a = world.elect(), world.join("a")
-    world.owned(leader, a, U, b"1-1")
-    parked = world.parked(leader, T, b"2-1", b"3-1", b"4-1")
-    with world.unchanged():
-        args = (world.keys.group, MASTER, 2, "ticket_id", 256)
-        assert world.scripts.run("pending_heads", (world.keys.stream,), args) == [0, [parked[0], T, parked[1], T]]
-        of_all = (world.keys.group, "", 2, "ticket_id", 256)
-        assert world.scripts.run("pending_heads", (world.keys.stream,), of_all) == [0, [b"1-1", U, parked[0], T]]
-    world.delete(parked[0])
-    assert world.scripts.run("pending_heads", (world.keys.stream,), args)[1] == [parked[1], T]

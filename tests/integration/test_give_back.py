@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from tests.integration.factories import LEASE_MS, TRICKY_IDS, Owner, World, fetch, hand_over, plan
-from usher.consumer.lifecycle.owner_scripts import GiveBack, Given
+from usher.common.base.clock import now_s
+from usher.consumer.lifecycle.owner_scripts import GiveBack
 from usher.master.leader.leader_scripts import LeaderScripts
 
 
@@ -58,7 +59,7 @@ def test_without_ids_all_that_the_record_names_goes_in_the_order_of_the_stream(w
     hand_over(leader, plan(a, {b"T": [late]}))
     hand_over(leader, plan(a, {b"T": [early]}, {b"T": world.head(b"T")}))
     fence = _fence(world, b"T")
-    assert a.steps.give_back([GiveBack(b"T", fence)]) == [Given.GIVEN]
+    assert a.steps.give_back([GiveBack(b"T", fence)]) == [True]
     assert world.record(b"T") == (b"returned", fence, [early, late])
     assert world.pending() == {b"master": [early, late]}
 
@@ -68,11 +69,11 @@ def test_a_call_that_comes_again_does_not_give_back_what_was_handed_over_since(w
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T")
     call = GiveBack(b"T", _fence(world, b"T"))
-    assert a.steps.give_back([call]) == [Given.GIVEN]
+    assert a.steps.give_back([call]) == [True]
     hand_over(leader, plan(a, {b"T": ids}, {b"T": world.head(b"T")}))
     with world.unchanged():
-        assert a.steps.give_back([call, call._replace(after_ms=1000)]) == [Given.GONE, Given.GONE]
-        assert a.steps.give_back([call._replace(fence=_fence(world, b"T") + 1)]) == [Given.GONE]
+        assert a.steps.give_back([call, call._replace(due_s=now_s() + 1)]) == [False, False]
+        assert a.steps.give_back([call._replace(fence=_fence(world, b"T") + 1)]) == [False]
     assert world.pending() == {a.name: ids}
 
 
@@ -83,7 +84,7 @@ def test_the_leader_is_told_of_what_was_given_back_and_of_nothing_else(world: Wo
     before = world.link.call("XLEN", world.keys.changed)
     calls = [GiveBack(ticket, _fence(world, ticket)) for ticket in (b"T", b"U", b"V")]
     calls[1] = calls[1]._replace(fence=1)
-    assert a.steps.give_back(calls) == [Given.GIVEN, Given.GONE, Given.GIVEN]
+    assert a.steps.give_back(calls) == [True, False, True]
     told = world.link.call("XRANGE", world.keys.changed, "-", "+")[before:]
     assert [fields for _, fields in told] == [[b"ticket", b"T"], [b"ticket", b"V"]]
 
@@ -94,14 +95,14 @@ def test_a_ticket_that_is_to_wait_says_until_when_by_the_clock_of_redis(world: W
     ids = world.owned(leader, a, b"T", b"1-1", b"2-1")
     fence, earliest_ms = _fence(world, b"T"), _redis_ms(world)
     with world.unchanged():  # it does not wait: it is ours, and may run
-        assert a.steps.give_back([GiveBack(b"T", fence, (b"on",))]) == [Given.GONE]
-    assert a.steps.give_back([GiveBack(b"T", fence, after_ms=86_400_000)]) == [Given.GIVEN]
+        assert a.steps.give_back([GiveBack(b"T", fence, (b"on",))]) == [False]
+    assert a.steps.give_back([GiveBack(b"T", fence, due_s=now_s() + 86_400)]) == [True]
     record = world.record(b"T")
     assert record is not None
     due_ms = int(record.owner.removeprefix(b"waits@"))
-    assert 0 <= due_ms - 86_400_000 - earliest_ms <= _redis_ms(world) - earliest_ms
+    assert 0 <= due_ms - 86_400_000 - earliest_ms <= _redis_ms(world) - earliest_ms + 2  # of two fractions
     assert (record.fence, record.ids, world.pending()) == (fence, ids, {b"master": ids})
-    assert a.steps.give_back([GiveBack(b"T", fence, (b"on",))]) == [Given.GIVEN]
+    assert a.steps.give_back([GiveBack(b"T", fence, (b"on",))]) == [True]
     assert world.head(b"T") == b"returned %d" % fence
 
 
@@ -109,7 +110,7 @@ def test_a_ticket_of_which_all_lost_its_body_does_not_wait(world: World) -> None
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, b"T", b"1-1")
     world.delete(b"1-1")
-    assert a.steps.give_back([GiveBack(b"T", _fence(world, b"T"), after_ms=1000)]) == [Given.GIVEN]
+    assert a.steps.give_back([GiveBack(b"T", _fence(world, b"T"), due_s=now_s() + 1)]) == [True]
     assert (world.record(b"T") is None) == world.claiming_drops_the_bodiless
 
 

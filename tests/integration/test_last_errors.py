@@ -203,7 +203,7 @@ def test_what_fails_alike_is_one_group_and_a_consumer_of_a_former_version_leaves
     stuck = StuckTickets(stage.link, stage.keys, "ticket_id")
     states, now_ms = {a.incarnation: "live"}, wall_ms()
     stuck.advance(math.inf, True, states, Rulebook(), now_ms)
-    groups = stuck.groups(stuck.rows(0, states, Rulebook(), now_ms))
+    groups = stuck.groups(stuck.rows(states, Rulebook(), now_ms))
     assert [(one["state"], one["tickets"], one["messages_are_all"]) for one in groups] == [
         ("retrying", 2, True),
         ("retrying", 1, True),

@@ -22,7 +22,7 @@ from usher.common.protocol.registration import Registration, name_of
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Given, Letter, OwnerScripts
+from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import Freed, LeaderScripts, ParkedPage, TakenPage
 from usher.master.operations.action_log import By
@@ -127,7 +127,7 @@ class Mirror(RedisModel):
         self._bring_up_to_date()
         record = self.index[ticket]
         given = self._owner_steps(incarnation).give_back([GiveBack(ticket, record.fence, self.unfinished(ticket))])
-        assert given == [Given.GIVEN]
+        assert given == [True]
         super().give_back(incarnation, ticket)
         self._compare()
 
@@ -159,13 +159,11 @@ class Mirror(RedisModel):
     def answer_recall(self, incarnation: str, ticket: bytes, fence: int) -> None:
         self._bring_up_to_date()
         [answer] = (
-            self._owner_steps(incarnation).give_back([GiveBack(ticket, fence)])
-            if self.lives(incarnation)
-            else [Given.GONE]
+            self._owner_steps(incarnation).give_back([GiveBack(ticket, fence)]) if self.lives(incarnation) else [False]
         )
         before = len(self.changed)
         super().answer_recall(incarnation, ticket, fence)
-        assert (answer is Given.GIVEN) == (len(self.changed) > before)
+        assert answer == (len(self.changed) > before)
         self._compare()
 
     def retry(self, ticket: bytes) -> None:

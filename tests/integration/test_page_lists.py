@@ -9,6 +9,8 @@ from werkzeug.test import TestResponse
 
 from tests.doors import Site, busy
 from tests.integration.factories import World
+from tests.integration.test_commands_shown import shown
+from usher.master.insight.formatting import TICKET_COLUMNS
 from usher.master.policy.rules import Rule, RuleAction, Target, dump, rule_id
 
 
@@ -101,3 +103,13 @@ def test_a_thousand_rules_are_lifted_at_once_and_those_of_another_day_are_no_par
     )
     assert "lifted 990" in site.get(site.post("/rules/lift", **asked).headers["Location"]).text
     assert world.link.call("HLEN", world.keys.rules) == 10
+
+
+def test_a_column_of_tickets_is_one_line_for_the_page_and_the_commands(
+    site: Site, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its fact is one line more in the row, and one in the document (``TicketRow``)."""
+    monkeypatch.setitem(TICKET_COLUMNS, "colour", lambda row: f"blue {row['ticket_id']}")
+    world.owned(world.elect(), world.join("a"), b"P1")
+    assert all(text in site.get("/tickets").text for text in (">Colour</th>", ">blue P1</td>"))
+    assert "blue P1" in shown(world, "tickets", "list", columns=None).output

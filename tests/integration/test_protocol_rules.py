@@ -239,11 +239,11 @@ def _ids(planned: HandOverPlan | None) -> list[tuple[str, list[bytes]]]:
 @rule(
     mutant(
         "the owner enters memory with the reply",
-        CodeEdit("usher.master.policy.board.board:Board._take", "if ticket.owner is None:", "if False:"),
+        CodeEdit("usher.master.policy.board.board:Board._assign", "if ticket.owner is None:", "if False:"),
     ),
     mutant(
         "the ids enter memory with the reply",
-        CodeEdit("usher.master.policy.board.board:Board._take", "running.update(dict.fromkeys(ids))", "pass"),
+        CodeEdit("usher.master.policy.board.board:Board._assign", "running[entry_id] = None", "pass"),
     ),
 )
 def test_a_plan_is_in_memory_before_it_is_carried_out(stage: Stage) -> None:

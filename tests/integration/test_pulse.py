@@ -11,9 +11,13 @@ from tests.integration.factories import LEASE_MS, World, spent
 from usher.common.base.clock import wall_ms
 from usher.common.redis.client import Link
 from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.status import StatusReader
 from usher.master.insight.stuck_tickets import StuckTickets
+from usher.master.operations.action_log import By
+from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.rules import Rulebook
+from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
+from usher.master.policy.ticket_filter import TicketFilter
 
 
 @pytest.fixture
@@ -142,12 +146,12 @@ def test_the_oldest_of_many_are_found_slice_by_slice(world: World) -> None:
         turns += 1
     assert turns > 1
     assert (scan.owned_by("a:1"), scan.owned_by("b:1")) == (3000, 0)
-    found = scan.heads(wall_ms(), 0)
+    found = scan.heads(wall_ms())
     assert [head.ticket for head in found[:3]] == names[:-4:-1]
     world.link.call("HDEL", world.keys.tickets, names[-1])
-    assert scan.heads(wall_ms(), 0)[0].ticket == names[-2]
+    assert scan.heads(wall_ms())[0].ticket == names[-2]
     world.link.call("DEL", world.keys.tickets)
-    assert scan.heads(wall_ms(), 0) == []
+    assert scan.heads(wall_ms()) == []
 
 
 def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -> None:
@@ -158,12 +162,12 @@ def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -
         [("HSET", world.keys.tickets, name, b"a:1 5 %d-1" % (5000 + at)) for at, name in enumerate(newer)]
     )
     scan = StuckTickets(world.link, world.keys, "ticket_id")
-    first = scan.heads(wall_ms(), 0)
+    first = scan.heads(wall_ms())
     assert [head.ticket for head in first] == [b"OLD"], "nothing else was looked at"
     assert scan.moved_ms == {}
     scan.advance(500, True, {}, Rulebook(), wall_ms())
     assert scan.owned_by(a.incarnation) is None
-    assert scan.heads(wall_ms(), 0)[0].ticket == b"OLD"
+    assert scan.heads(wall_ms())[0].ticket == b"OLD"
     world.link.call("HDEL", world.keys.tickets, *newer)
 
 
@@ -188,3 +192,28 @@ def test_when_redis_is_away_a_snapshot_is_stale_and_nothing_is_ok(pulse: LiveOve
     look(pulse)
     pulse._trouble = "NotNow: away"
     assert "away" in pulse.snapshot(0)["stale"]
+
+
+def test_ten_thousands_that_were_put_off_hide_neither_what_hangs_nor_what_is_paused(
+    pulse: LiveOverview, world: World
+) -> None:
+    leader, a = world.elect(), world.join("a")
+    for number in range(220):
+        [one] = world.parked(leader, name := b"later-%d" % number, b"%d-1" % (1000 + number))
+        world.spoil(name, b"waits@9000000000000 5 " + one)
+    [hangs], _ = world.owned(leader, a, b"HANGS", b"5000-1"), world.parked(leader, b"HELD", b"6000-1")
+    world.spoil(b"HANGS", b"%s 5 %s" % (a.name, hangs))
+    LiveRules(world.link, world.keys).set(Rule(Target.TICKET, "HELD", RuleAction.PAUSE), By("test", "cli", ""))
+    look(pulse)
+    worst = min(pulse.last["groups"], key=lambda one: one["level"])
+    assert (worst["level"], worst["text"], worst["tickets"], worst["rows"][0]["ticket_id"]) == (
+        "bad",
+        "on a",
+        1,
+        "HANGS",
+    )
+    reader, found = StatusReader(world.link, world.keys), list[Any]()
+    asked = spent(world.link, lambda: found.append(reader.find(TicketFilter(frozenset({"paused"})), "age", 9)))
+    assert [row["ticket_id"] for row in found[0].rows] == ["HELD"]
+    assert asked["xrange"] == 1, "no body is read of what the index names"
+    world.apart_because = "the index was written by hand"

@@ -188,7 +188,7 @@ def test_r4a_nothing_starts_here_after_a_call_whose_reply_was_lost(stage: Stage)
         CodeEdit(
             "usher.consumer.execution.acker:Acker._give_back",
             "except CommandRefused as refused:\n            return refused",
-            "except Exception:\n            answers = [None] * len(items)",
+            "except Exception:\n            given = items",
         ),
     )
 )
@@ -348,7 +348,7 @@ def test_w1_a_message_that_is_to_wait_leaves_with_its_time_and_its_ticket(stage:
         CodeEdit(
             "usher.consumer.execution.acker:Acker._write",
             "finished = len(self._ledger)",
-            "self._give_back(); finished = len(self._ledger)",
+            "self._give_back(given_back); finished = len(self._ledger)",
         ),
     )
 )
@@ -370,7 +370,7 @@ def test_w4_what_ended_before_it_is_acknowledged_for_certain_before_the_ticket_l
 @rule(
     mutant(
         "a drain gives back at once what waits",
-        CodeEdit("usher.consumer.execution.drain:Drain._give_back", "if due_s is not None", "if False"),
+        CodeEdit("usher.consumer.execution.drain:Drain._give_back", "*of_it", "*of_it[:2]"),
     )
 )
 def test_w6_a_drain_gives_back_what_waits_here_with_its_time(stage: Stage) -> None:

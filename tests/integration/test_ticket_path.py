@@ -8,9 +8,10 @@ from typing import Any
 
 from tests.integration.factories import World, read
 from tests.integration.gathered import Gathered
-from usher.common.protocol.message import LONGEST_TICKET, ticket_value
+from usher.common.protocol.message import ticket_value
 from usher.common.redis.client import Link
 from usher.common.sending.producer import Producer
+from usher.master.insight.lag import tickets_of
 from usher.master.leader.entries import PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
 
@@ -107,8 +108,7 @@ def test_all_scripts_of_the_leader_read_it(world: World) -> None:
     leader = leader_of(world)
     world.link.call("XREADGROUP", "GROUP", world.keys.group, "master", "STREAMS", world.keys.stream, ">")
     assert [(found.id, found.ticket) for found in leader.read_parked(None, 10).found] == [(entry_id, b"42")]
-    args = (world.keys.group, "", 10, _PATH, LONGEST_TICKET)
-    assert world.scripts.run("pending_heads", (world.keys.stream,), args)[1] == [entry_id, b"42"]
+    assert list(tickets_of(world.scripts, world.keys, _PATH, [entry_id])) == [(entry_id, b"42")]
     assert world.scripts.run("find_entries", (world.keys.stream,), (_PATH, "42", "+", 10))[2] == [entry_id]
     assert world.scripts.run("ticket_entries", (world.keys.stream,), (_PATH, "42", "-", 10, "", ""))[1] == [entry_id]
 

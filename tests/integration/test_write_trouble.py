@@ -132,7 +132,6 @@ def test_who_may_not_ask_is_told_nothing() -> None:
         ("find_runs", ("s",), ("v", "+", 10)),
         ("look_again", ("s", "t", "a"), ("g", "v", "1-1")),
         ("look_at_sources", ("s",), ("g", 10)),
-        ("pending_heads", ("s",), ("g", "", 10, "f", 256)),
         ("read_field", ("s",), ("f", "1-1")),
         ("read_fields", ("s",), (9, 1, "f", "1-1")),
         ("read_letters", ("s", "i"), ("-", "+", 10, "", "")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,11 +12,11 @@ import psutil
 import pytest
 
 from tests.process.crew import KEYS, Crew
-from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until, words_of
-from usher.common.base.errors import StartRefused
+from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until
+from usher.common.base.errors import HandlerUnusable
 from usher.common.redis.client import Link
 from usher.common.runtime.signals import StopAsked
-from usher.deploy.local.plan import check_programs
+from usher.consumer.__main__ import check_handler
 
 pytestmark = pytest.mark.process
 
@@ -101,7 +102,8 @@ def test_a_module_that_cannot_be_imported_is_told_before_anything_starts(
 )
 def test_what_a_module_leaves_behind_at_its_import_is_not_waited_for_by_the_check(folder: Path, left: str) -> None:
     (folder / "leaving.py").write_text(f"import subprocess, threading, time\n{left}\ndef handle(message): ...\n")
-    check_programs(environ_for(folder, USHER_HANDLER="leaving:handle"), folder)
+    environ = environ_for(folder, USHER_HANDLER="leaving:handle")
+    subprocess.run([*USHER, "preflight"], env=environ, cwd=folder, check=True, timeout=30)
     until(lambda: not processes_of(folder), 10, "nothing of the check is left")
 
 
@@ -158,21 +160,28 @@ def test_a_process_that_is_ended_as_soon_as_it_was_started_ends(folder: Path, li
         assert crew.stop("c1") == 0, "its own signals are not held back"
 
 
-def test_a_check_that_takes_long_ends_when_it_is_asked_to(folder: Path) -> None:
+def test_a_check_that_takes_long_ends_when_it_is_asked_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "slow.py").write_text(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)\n"
     )
 
+    looks = iter([False] * 20 + [True])
+
     def asked() -> None:
-        if any("preflight" in words_of(process) for process in processes_of(folder)):
+        if next(looks):
             raise StopAsked
 
+    monkeypatch.chdir(folder)
+    began_s = time.monotonic()
     with pytest.raises(StopAsked):
-        check_programs(environ_for(folder, USHER_HANDLER="slow:handle"), folder, asked)
-    until(lambda: not processes_of(folder), 10, "the check has ended")
+        check_handler("slow:handle", asked)
+    assert time.monotonic() - began_s < 10
+    with pytest.raises(ChildProcessError):  # it has ended, and was waited for
+        os.waitpid(-1, os.WNOHANG)
 
 
-def test_a_module_that_is_killed_at_its_import_is_named(folder: Path) -> None:
+def test_a_module_that_is_killed_at_its_import_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "killed.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
-    with pytest.raises(StartRefused, match="ended by SIGKILL, while USHER_HANDLER was imported"):
-        check_programs(environ_for(folder, USHER_HANDLER="killed:handle"), folder)
+    monkeypatch.chdir(folder)
+    with pytest.raises(HandlerUnusable, match="ends the process by SIGKILL when it is imported"):
+        check_handler("killed:handle")

@@ -199,7 +199,6 @@ def test_a_wrong_logging_call_is_told_and_fails_no_handler(folder: Path, link: L
 
 #: State of the process that any code may set.
 _STATE = (
-    "import sys; sys.setrecursionlimit(150)", "import sys; sys.setswitchinterval(5.0)",
     "import sys; sys.excepthook = sys.unraisablehook = lambda *_: 1 / 0",
     "import threading; threading.excepthook = lambda *_: 1 / 0",
     "import threading; threading.current_thread().name = None", "import socket; socket.setdefaulttimeout(0.001)",

@@ -130,12 +130,12 @@ def test_what_speaks_no_tls_is_closed_and_what_is_silent_holds_nobody_up(
 def test_a_new_certificate_is_taken_up_and_a_broken_one_is_not(tmp_path: Path) -> None:
     papers = Papers(tmp_path)
     tls = ServerTls(papers.cert, papers.key)
-    first = tls.context()
-    assert tls.context() is first
+    first = tls.get()
+    assert tls.get() is first
     papers.cert.write_text("nonsense")
-    assert tls.context() is first
+    assert tls.get() is first
     papers.issue()
-    assert tls.context() is not first
+    assert tls.get() is not first
     with pytest.raises(SettingsError, match="USHER_TLS_CERT"):
         ServerTls(tmp_path / "none", None)
 

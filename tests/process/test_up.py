@@ -270,12 +270,6 @@ def test_the_exit_code_of_a_stop_is_the_same_whenever_it_comes(folder: Path, whe
         try:
             assert up.stdout is not None
             assert any(line.startswith(when) for line in up.stdout), "it comes so far"
-            if "checking" in when:
-                until(
-                    lambda: any("preflight" in words_of(process) for process in processes_of(folder)),
-                    10,
-                    "the check runs",
-                )
             os.killpg(up.pid, number)
             output = up.stdout.read()
             assert up.wait(60) == code, output

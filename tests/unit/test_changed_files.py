@@ -15,7 +15,7 @@ from tests.tls_front import Papers
 from usher.common.http import credentials
 from usher.common.http import tls as changed_files
 from usher.common.http.credentials import Credentials, Identity, Role, digest_of, line_of
-from usher.common.http.tls import ClientTls, FileWatch, ServerTls
+from usher.common.http.tls import FileValue, ServerTls, client_tls
 
 
 @contextmanager
@@ -35,19 +35,42 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+class Made:
+    """A value of files, how often it was made, and what was told."""
+
+    def __init__(self, *files: Path) -> None:
+        self.fails = False
+        self.count = 0
+        self.told: list[str] = []
+        self.value = FileValue(
+            files, self._make, lambda unfit: self.told.append("new" if unfit is None else str(unfit))
+        )
+
+    def _make(self) -> int:
+        if self.fails:
+            raise OSError("unfit")
+        self.count += 1
+        return self.count
+
+    def is_new(self) -> bool:
+        before = self.count
+        return self.value.get() != before
+
+
 def test_what_has_not_changed_is_not_read_again(tmp_path: Path, clock: list[float]) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     one.write_text("1")
-    files = FileWatch(one, two)
+    made = Made(one, two)
     clock[0] += 1e6
-    assert not files.are_new()
+    assert not made.is_new()
     two.write_text("2")
-    assert files.are_new()
-    assert not files.are_new()
+    assert made.is_new()
+    assert not made.is_new()
     one.unlink()
-    assert files.are_new()
+    assert made.is_new()
     clock[0] += 1e6
-    assert not files.are_new()
+    assert not made.is_new()
+    assert made.told == ["new", "new"]
 
 
 def test_a_file_that_gets_another_mode_or_owner_is_read_again(tmp_path: Path, clock: list[float]) -> None:
@@ -55,32 +78,37 @@ def test_a_file_that_gets_another_mode_or_owner_is_read_again(tmp_path: Path, cl
     key = tmp_path / "key"
     key.write_text("secret")
     key.chmod(0o400)
-    files = FileWatch(key)
-    files.failed()
+    made = Made(key)
     key.chmod(0o600)
-    assert files.are_new()
-    assert not files.are_new()
+    assert made.is_new()
+    assert not made.is_new()
 
 
 def test_a_text_of_the_same_size_and_time_is_another_one(tmp_path: Path, clock: list[float]) -> None:
     cert = tmp_path / "cert"
     cert.write_text("old")
     os.utime(cert, (1, 1))
-    files = FileWatch(cert)
+    made = Made(cert)
     cert.write_text("new")
     os.utime(cert, (1, 1))
-    assert files.are_new()
+    assert made.is_new()
 
 
-def test_after_a_try_that_failed_the_next_one_comes_in_a_while(tmp_path: Path, clock: list[float]) -> None:
-    files = FileWatch(tmp_path)
-    files.failed()
+def test_after_a_try_that_failed_the_former_value_stays_and_the_next_try_comes_in_a_while(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    made = Made(tmp_path / "file")
+    made.fails = True
+    (tmp_path / "file").touch()
+    assert made.value.get() == made.value.get() == 1
+    assert made.told == ["unfit"]
+    made.fails = False
     clock[0] += changed_files._AGAIN_S - 1
-    assert not files.are_new()
+    assert not made.is_new()
     clock[0] += 2
-    assert files.are_new()
+    assert made.is_new()
     clock[0] += 1e6
-    assert not files.are_new(), "it was read"
+    assert not made.is_new(), "it was read"
 
 
 def test_a_token_that_was_taken_back_while_no_descriptor_was_left_ends_all_the_same(
@@ -93,29 +121,29 @@ def test_a_token_that_was_taken_back_while_no_descriptor_was_left_ends_all_the_s
     known = Credentials("", file)
     file.write_text(line_of(Role.OPERATOR, "bob", "another"))
     with no_descriptors():
-        assert known.find(known.seal(digest_of("one"))) is not None
+        assert known.known.get().get(known.seal(digest_of("one"))) is not None
     clock[0] += 100
-    assert known.find(known.seal(digest_of("one"))) is None
-    assert known.find(known.seal(digest_of("another"))) == Identity(Role.OPERATOR, "bob")
+    assert known.known.get().get(known.seal(digest_of("one"))) is None
+    assert known.known.get().get(known.seal(digest_of("another"))) == Identity(Role.OPERATOR, "bob")
 
 
 @pytest.mark.parametrize(
     "made",
-    [lambda papers: ServerTls(papers.cert, papers.key), lambda papers: ClientTls(papers.ca)],
+    [lambda papers: ServerTls(papers.cert, papers.key), lambda papers: client_tls(papers.ca)],
     ids=["certificate", "authorities"],
 )
 def test_papers_that_were_renewed_while_no_descriptor_was_left_are_taken_up_later(
-    tmp_path: Path, clock: list[float], made: Callable[[Papers], ServerTls | ClientTls]
+    tmp_path: Path, clock: list[float], made: Callable[[Papers], FileValue[ssl.SSLContext]]
 ) -> None:
     papers = Papers(tmp_path)
     tls = made(papers)
-    first: ssl.SSLContext = tls.context()
+    first: ssl.SSLContext = tls.get()
     for file in (papers.cert, papers.ca):
         os.utime(file)
     with no_descriptors():
-        assert tls.context() is first
-    assert tls.context() is first, "not at once"
+        assert tls.get() is first
+    assert tls.get() is first, "not at once"
     clock[0] += 100
-    second = tls.context()
+    second = tls.get()
     assert second is not first
-    assert tls.context() is second
+    assert tls.get() is second

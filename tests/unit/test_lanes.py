@@ -54,7 +54,7 @@ def put_off(board: LaneBoard[Entry], due_s: float) -> None:
 
 def quiet_ids(board: LaneBoard[Any]) -> dict[bytes, list[bytes]]:
     """The queued ids of the tickets that are quiet."""
-    return {ticket: quiet.ids for ticket, quiet in board.quiet().items()}
+    return {ticket: ids for ticket, (_, ids, _) in board.quiet().items()}
 
 
 def numbers(messages: Iterable[Entry]) -> list[int]:

@@ -53,11 +53,11 @@ def test_it_follows_handlers_that_become_slow_and_fast_again() -> None:
 def test_tickets_that_wait_for_a_retry_make_no_consumer_look_slow() -> None:
     board = Board(512, 1.0)
     board.join("c1:1", "c1", SLOTS, CAPACITY, True)
-    board.arrive(b"1-1", b"W")
+    board.arrive([(b"1-1", b"W")])
     assert board.plan(1000, 0.0) is not None
     board.note_retrying("c1:1", 1)
     for second in range(1, 31):
-        board.arrive(b"2-%d" % second, b"T")
+        board.arrive([(b"2-%d" % second, b"T")])
         assert board.plan(1000, second) is not None
         board.free("c1:1", [(b"T", [b"2-%d" % second])], second + 0.001)
     assert board.consumers["c1:1"].pace.window > 90
@@ -68,9 +68,9 @@ def test_one_ticket_with_many_messages_does_not_keep_others_from_the_slots_besid
     board = Board(512, 1.0)
     board.join("c1:1", "c1", SLOTS, CAPACITY, True)
     for number in range(500):
-        board.arrive(b"1-%d" % number, b"hot")
+        board.arrive([(b"1-%d" % number, b"hot")])
     for number in range(40):
-        board.arrive(b"2-%d" % number, b"T%d" % number)
+        board.arrive([(b"2-%d" % number, b"T%d" % number)])
     plan = board.plan(1000, 0.0)
     assert plan is not None
     parts = {part.ticket: len(part.ids) for target in plan.targets for part in target.parts}
@@ -86,7 +86,7 @@ def test_tickets_that_wait_for_a_retry_keep_no_others_from_the_handlers() -> Non
     board = Board(512, 1.0)
     board.join("c1:1", "c1", SLOTS, 100, True)
     for number in range(500):
-        board.arrive(b"1-%d" % number, b"T%d" % number)
+        board.arrive([(b"1-%d" % number, b"T%d" % number)])
     plan = board.plan(1000, 0.0)
     assert plan is not None and plan.size == 2 * SLOTS
     assert board.plan(1000, 60.0) is None and board.room == 0

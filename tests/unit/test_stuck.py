@@ -289,10 +289,10 @@ def test_what_is_known_of_some_tickets_alone_is_told_as_the_least() -> None:
     counted = TicketGroups()
     counted.add(_row(1, b"halted", _KEY_ERROR))
     rows = [_row(number, b"c3:1", _KEY_ERROR, attempts=Attempts(1, 1)) for number in range(2, 6)]
-    for are_all, says in ((True, "4 tickets retrying"), (False, "at least 4 tickets retrying")):
-        halted, retrying = counted.merged(rows, rows_are_all=are_all)
+    for most, says in ((5, "4 tickets retrying"), (4, "at least 4 tickets retrying")):
+        halted, retrying = counted.merged(rows, most=most)
         assert retrying["told"].startswith(says)
-        assert (retrying["tickets_are_all"], halted["tickets_are_all"]) == (are_all, True)
+        assert (retrying["tickets_are_all"], halted["tickets_are_all"]) == (most == 5, True)
     assert "in all at least 4 messages wait" in retrying["told"]
 
 

@@ -37,7 +37,7 @@ class Feed:
         self._number += 1
         [entry_id] = ids(self._number)
         name = ticket or b"%s-%d" % (tenant, self._number)
-        assert self.board.arrive(entry_id, name)
+        assert not self.board.arrive([(entry_id, name)])
         self.board.learn([Mark(entry_id, name, tenant, priority)])
         self.tenant_of[name] = tenant
         return name, entry_id

@@ -114,7 +114,12 @@ class Board:
         # The bound follows from the load after this plan: with the load before it, all but the first ticket would
         # exceed it.
         bound = self._open.bound(self.in_flight + min(limit, self.parked))
-        while size < limit and (ticket := self._next_runnable()) is not None:
+        while size < limit:
+            if (ticket := queue.next_runnable()) is None:
+                if not self._untried:
+                    break
+                self._retry_front(next(iter(self._untried)))
+                continue
             most = limit - size
             if fair is not None:
                 most = min(most, self._limits.room(ticket.tenant))
@@ -135,13 +140,6 @@ class Board:
             return None
         return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size)
 
-    # ---- plans -------------------------------------------------------------------------------------------------------
-
-    def _next_runnable(self) -> BoardTicket | None:
-        while (ticket := self._queue.next_runnable()) is None and self._untried:
-            self._retry_front(next(iter(self._untried)))
-        return ticket
-
     def _assign(self, ticket: BoardTicket, most: int, bound: int, now_s: float) -> tuple[str, TicketPlan] | None:
         """Hand up to ``most`` parked ids of a ticket to its owner, or to a consumer chosen now, which becomes its
         owner.
@@ -155,7 +153,8 @@ class Board:
         if not consumer.accepts:
             return None
         count = min(len(ticket.parked), self._window - len(ticket.running), most)
-        if count > (room := consumer.room_for(ticket)):
+        # Within its pace it has room for certain, which costs less to see: this runs for every ticket.
+        if consumer.in_flight + count > consumer.pace.window and count > (room := consumer.room_for(ticket)):
             count = room
             if count <= 0:
                 ticket.queued = True
@@ -163,21 +162,16 @@ class Board:
                 return None
         if count <= 0:
             return None
-        part = self._take(ticket, consumer, count, now_s)
-        if ticket.parked:
-            self._queue.add(ticket)
-        return consumer.incarnation, part
-
-    def _take(self, ticket: BoardTicket, consumer: ConsumerLoad, count: int, now_s: float) -> TicketPlan:
         parked, running = ticket.parked, ticket.running
-        if count == len(parked):  # the usual case: this runs for every ticket of every plan
+        if count == len(parked):
             ids = list(parked)
             parked.clear()
         else:
             ids = [parked.popleft() for _ in range(count)]
         self.parked -= count
         part = TICKET_PLAN((ticket.name, ticket.believed, ids, list(running) if running else ()))
-        running.update(dict.fromkeys(ids))
+        for entry_id in ids:
+            running[entry_id] = None
         if len(consumer.tickets) <= consumer.retrying:  # it had nothing to do: what waits for a retry is no work
             consumer.pace.began(now_s)
         if ticket.owner is None:
@@ -185,7 +179,9 @@ class Board:
             consumer.tickets[ticket.name] = None
         consumer.in_flight += count
         self.in_flight += count
-        return part
+        if parked:
+            self._queue.add(ticket)
+        return consumer.incarnation, part
 
     def recalls(self, now_s: float) -> list[Recall]:
         """Return the tickets to ask back now, for consumers that have nothing to do. They count as asked from now
@@ -311,26 +307,31 @@ class Board:
 
     # ---- entries -----------------------------------------------------------------------------------------------------
 
-    def arrive(self, entry_id: bytes, name: bytes) -> bool:
-        """Take in a new entry, above every id seen before: park it, or leave it to Redis' account if memory does not
-        have all of its ticket (``above``).
+    def arrive(self, entries: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Take in new entries, (id, ticket), above every id seen before: park them, or leave those to Redis' account
+        of whose ticket memory does not have all (``above``).
 
-        Return False if it is in processing already, or the one that its halted ticket waits for: the group was lost and
-        reads it again.
+        Return those that are in processing already, or that their halted tickets wait for: the group was lost and
+        reads them again.
         """
-        ticket = self.tickets.get(name)  # not by _ticket(): this line runs for every message
-        if ticket is None:
-            ticket = self.tickets[name] = BoardTicket(name)
-        elif entry_id in ticket.running:
-            return False
-        elif ticket.above is not None:
-            ticket.beyond += entry_id != ticket.waits_for
-            return entry_id != ticket.waits_for
-        ticket.parked.append(entry_id)
-        self.parked += 1
-        if not ticket.queued:
-            self._queue.add(ticket)
-        return True
+        known, parked = [], 0
+        tickets, add = self.tickets, self._queue.add
+        for entry_id, name in entries:
+            ticket = tickets.get(name)
+            if ticket is None:
+                ticket = tickets[name] = BoardTicket(name)
+            elif entry_id in ticket.running or ticket.above is not None:
+                if entry_id in ticket.running or entry_id == ticket.waits_for:
+                    known.append((entry_id, name))
+                else:
+                    ticket.beyond += 1
+                continue
+            ticket.parked.append(entry_id)
+            parked += 1
+            if not ticket.queued:
+                add(ticket)
+        self.parked += parked
+        return known
 
     def who_has(self, name: bytes, entry_id: bytes) -> str:
         """Return under which name the entry should be pending, as far as memory knows; empty: it does not."""
@@ -486,7 +487,7 @@ class Board:
         nothing is left."""
         owner = ticket.owner
         if not ticket.running and ticket.standing is OPEN and owner is not None:
-            was_full = owner.busy_tickets == owner.pace.tickets
+            was_full = len(owner.tickets) - owner.retrying == owner.pace.tickets
             self.over.add(ticket.name)
             ticket.believed = NOBODY
             self._unbind(ticket, owner)

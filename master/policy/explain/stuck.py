@@ -4,6 +4,8 @@ error) are one group. Pure: facts of the index in, rows for pages out."""
 from __future__ import annotations
 
 import heapq
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -64,7 +66,11 @@ def parse_head(ticket: bytes, value: bytes) -> Head | None:
 
 
 def oldest(heads: Iterable[Head], most: int) -> list[Head]:
-    return heapq.nsmallest(most, heads, key=lambda head: head.sent_ms)
+    """Return the oldest heads of each kind (``kind_of``): what was put off hides no handler that hangs."""
+    by_kind = defaultdict[str, list[Head]](list)
+    for head in heads:
+        by_kind[kind_of(head.owner)].append(head)
+    return [one for some in by_kind.values() for one in heapq.nsmallest(most, some, key=lambda head: head.sent_ms)]
 
 
 def fence_ms(fence: int) -> int:
@@ -86,13 +92,14 @@ def since_ms(head: Head, moved_ms: int, now_ms: int) -> int:
 
 
 def stuck_rows(heads: Iterable[Head], seen: StuckContext, now_ms: int, most: int) -> list[dict[str, Any]]:
-    rows = []
+    """Return rows of the oldest tickets of each state that are stuck."""
+    rows, of_state = list[dict[str, Any]](), Counter[str]()
     for head in sorted(heads, key=lambda one: rank(one.id)):
         row = describe(head, seen, now_ms)
-        if now_ms - row["since_ms"] >= STUCK_MS or row["attempts"] or head.owner == HALTED:
+        is_stuck = now_ms - row["since_ms"] >= STUCK_MS or row["attempts"] or head.owner == HALTED
+        if is_stuck and of_state[row["state"]] < most:
+            of_state[row["state"]] += 1
             rows.append(row)
-        if len(rows) == most:
-            break
     return rows
 
 
@@ -193,14 +200,15 @@ class TicketGroups:
             group["rows"].append(row)
 
     def merged(
-        self, rows: Iterable[dict[str, Any]], has_all: bool = False, rows_are_all: bool = True
+        self, rows: Iterable[dict[str, Any]], has_all: bool = False, most: float = math.inf
     ) -> list[dict[str, Any]]:
         """Return all groups, those that need somebody first; of ``rows``, what is in none of the groups counted here
         is counted too, and what is in one takes the place of the rows kept. ``has_all``: no message waits that the
-        records do not name; ``rows_are_all``: no ticket is stuck that is neither counted here nor a row."""
-        more, fresh = TicketGroups(), dict[GroupKey, list[dict[str, Any]]]()
+        records do not name; ``most``: so many rows of a state may not be all of them."""
+        more, fresh, of_state = TicketGroups(), dict[GroupKey, list[dict[str, Any]]](), Counter[str]()
         for row in rows:
             key = key_of(row)
+            of_state[row["state"]] += 1
             if key in self._groups:
                 fresh.setdefault(key, []).append(row)
             else:
@@ -216,8 +224,9 @@ class TicketGroups:
             since_ms = min(group["since_ms"] for group in known)
             known.append(dict(_FURTHER, text=text, tickets=others, messages=others, since_ms=since_ms))
         others_known = [
-            group | {"tickets_are_all": rows_are_all, "messages_are_all": rows_are_all and group["messages_are_all"]}
+            group | {"tickets_are_all": is_all, "messages_are_all": is_all and group["messages_are_all"]}
             for group in more._groups.values()
+            for is_all in (of_state[group["state"]] < most,)
         ]
         both = [group | {"told": told(group), "what": what(group)} for group in (*known, *others_known)]
         ranks = {state: at for at, state in enumerate(LISTED)}  # what needs somebody comes first

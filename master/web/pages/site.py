@@ -15,8 +15,7 @@ from usher.common.base.clock import wall_ms
 from usher.common.http.app import Problem
 from usher.common.http.auth import CSRF_FIELD, Doorman, csrf_token, doorman, local_path, needs
 from usher.common.http.credentials import Role
-from usher.common.protocol.attempts import attempts_told
-from usher.master.insight.formatting import FILTERS, message_url, number, spark, ticket_url
+from usher.master.insight.formatting import FILTERS, TICKET_COLUMNS, message_url, number, spark, ticket_url, tried
 from usher.master.insight.status import ORDERS
 from usher.master.policy.explain.alarms import OK
 from usher.master.policy.states import BY_NAME, LISTED
@@ -62,7 +61,7 @@ def add_pages(app: Flask, parts: Parts) -> None:
     app.jinja_env.filters.update(FILTERS)
     known: dict[str, Any] = {"csrf_token": csrf_token, "csrf_name": CSRF_FIELD, "quoted": shlex.quote, "orders": ORDERS}
     known |= {"ticket_url": ticket_url, "message_url": message_url, "group_url": group_url, "spark_points": spark}
-    known |= {"attempts_told": attempts_told, "states": BY_NAME, "listed_states": LISTED}
+    known |= {"tried": tried, "ticket_columns": TICKET_COLUMNS, "states": BY_NAME, "listed_states": LISTED}
     app.jinja_env.globals.update(known)
     app.jinja_env.globals["root"] = LocalProxy(lambda: request.script_root)
     app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"

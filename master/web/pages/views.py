@@ -14,7 +14,8 @@ from usher.common.http.credentials import Role
 from usher.common.protocol.message import ticket_value
 from usher.common.protocol.stream_id import is_id
 from usher.master.charts.drawing import WIDTH, draw, kinds, totals, turns
-from usher.master.insight.status import ParkedRows, ticket_rows
+from usher.master.insight.formatting import sent_ms
+from usher.master.insight.status import ticket_rows
 from usher.master.insight.ticket_history import BAR
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
 from usher.master.policy.letters import HALT, LetterFilter, also_for
@@ -37,8 +38,8 @@ _ENTRIES = 30
 _LETTERS, _GROUPS_OF_OVERVIEW, _HOUR_MS = 50, 5, 3_600_000
 #: Seconds after which the search for matching letters ends for this page.
 _LOOK_S = 0.05
-#: Seconds that a search of all tickets may take, and after which it counts no more of them.
-_FIND_S, _COUNT_S = 1.0, 0.15
+#: Seconds that a search of all tickets may take.
+_FIND_S = 0.4
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
 #: The fields of a summary; one of another version may lack some.
@@ -121,15 +122,15 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
             return _search(parts, asked, cursor, _by_field(parts))
         given, sort = asked_of(TicketAsk, request.args), asked_sort(request.args)
         if given.given or sort:
-            found = parts.status.find(given.meant(sees_texts()), sort or "age", _ROWS, _FIND_S, _COUNT_S)
+            found = parts.status.find(given.meant(sees_texts()), sort or "age", _ROWS, _FIND_S)
             facts = found._asdict() | {"rows": _told(parts, found.rows), "told": given.told("all tickets")}
             return render_page(
                 "tickets/tickets.html", "tickets", q="", given=given.model_dump() | {"sort": sort}, **facts
             )
         page = parts.status.tickets(cursor, _ROWS)
         # They are not in the index, so they come first.
-        parked = parts.status.parked(_ROWS, until_s=now_s() + _LOOK_S / 2) if cursor == "0" else ParkedRows([], True)
-        facts = {"rows": _told(parts, [*parked.rows, *page["tickets"]]), "more_parked": not parked.is_all}
+        parked, is_all = parts.status.parked(_ROWS, until_s=now_s() + _LOOK_S / 2) if cursor == "0" else ([], True)
+        facts = {"rows": _told(parts, [*parked, *page["tickets"]]), "more_parked": not is_all}
         facts |= {"cursor": page["cursor"], "given": given.model_dump() | {"sort": sort}}
         return render_page("tickets/tickets.html", "tickets", q="", **facts)
 
@@ -202,7 +203,7 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
         timeline = parts.history.timeline(ticket_id, request.args.get("back"), known, held)
     except ValueError:
         raise refused("back is not one from a page") from None
-    entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
+    entries = [entry | {"sent_ms": sent_ms({"message_ids": [entry["id"]]})} for entry in explained["entries"]]
     shown = with_fields(lambda some: parts.fields.add(some, lambda row: row["id"]), entries[:_ENTRIES])
     facts: dict[str, Any] = {"entries": shown, "more_entries": max(0, len(entries) - _ENTRIES)}
     facts["orders"] = parts.orders.offers(explained)
@@ -211,14 +212,7 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
 
 
 def _told(parts: Parts, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for row in rows:
-        row["sent_ms"] = _ms(row["message_ids"][0]) if row.get("message_ids") else 0
-    return with_fields(parts.fields.add_to_tickets, rows)
-
-
-def _ms(entry_id: str) -> int:
-    first = entry_id.partition("-")[0]
-    return int(first) if first.isascii() and first.isdigit() else 0
+    return with_fields(parts.fields.add_to_tickets, [row | {"sent_ms": sent_ms(row)} for row in rows])
 
 
 # -- dead letters
@@ -367,7 +361,7 @@ def _add_system(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/rules")
     def rules() -> str:
-        groups = [[rule.shown() for rule in some] for some in alike(parts.rules.read().rules)]
+        groups = [[rule.shown() | {"bounds": rule.bounds} for rule in some] for some in alike(parts.rules.read().rules)]
         facts = {"stream": parts.keys.stream, "tenant": request.args.get("tenant", "")[:_LONGEST_ID]}
         return render_page("operations/rules.html", "rules", alike=groups, **facts)
 
