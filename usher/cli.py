@@ -284,7 +284,7 @@ def usher(ctx: click.Context, **given: Any) -> None:
     ctx.obj = {field: value for field, value in given.items() if value not in (None, False)}
 
 
-def run(argv: Sequence[str] | None = None, group: click.Group | None = None, name: str = "usher") -> int:
+def run(argv: Sequence[str] | None = None, group: click.Command | None = None, name: str = "usher") -> int:
     """Run the command line and return its exit code; errors of Usher become one clear message on stderr."""
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper) and (out.errors == "strict" or out.encoding.lower() != "utf-8"):

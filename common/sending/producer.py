@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from usher.common.base.backoff import backoff_s
@@ -238,10 +239,7 @@ class Producer:
                 self._patiently(lambda: self._heed({self._tenant(flat) for _, flat in prepared}), True)
             for batch in _batches(prepared):
                 recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
-                try:
-                    sent += self._patiently(lambda batch=batch: self._add(stream, batch), recognisable)  # type: ignore[misc]
-                except Behind as behind:
-                    raise Behind(self._stream, "", behind.waiting, behind.ticket_id, len(sent)) from None
+                sent += self._patiently(partial(self._add, stream, batch, len(sent)), recognisable)
 
     def _heed(self, tenants: set[bytes]) -> None:
         if self._sign is not None:
@@ -301,16 +299,16 @@ class Producer:
                     raise
                 time.sleep(pause_s)
 
-    def _add(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
+    def _add(self, stream: str, batch: Sequence[Prepared], before: int) -> list[Sent]:
         """Add a batch to the stream, or to its delayed messages. Replies come in the order of the commands, so one
         thread at a time waits for its own."""
         with self._lock():
-            return self._added(stream, batch)
+            return self._added(stream, batch, before)
 
     def _lock(self) -> threading.Lock:
         return self._locks.get(os.getpid()) or self._locks.setdefault(os.getpid(), threading.Lock())
 
-    def _added(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
+    def _added(self, stream: str, batch: Sequence[Prepared], before: int) -> list[Sent]:
         is_limited = self._ticket_limit and stream == self._stream
         if not (self._dedup_s or is_limited):
             ids = self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])
@@ -327,7 +325,7 @@ class Producer:
         rows, told = self._scripts.run("send", keys, args)
         if rows and isinstance(rows[0], int):
             ticket = tickets[rows[0] - 1].decode(errors="replace")
-            raise Behind(self._stream, "", told[0], ticket)
+            raise Behind(self._stream, "", told[0], ticket, before)
         if self._sign is not None:
             self._sign.learn(told)
         return [Sent(entry_id.decode(), bool(repeated)) for entry_id, repeated in rows]

@@ -198,9 +198,7 @@ class Rulebook:
         self.limits = [rule for rule in self.rules if rule.action is RuleAction.LIMIT]
         #: Limits of tenants, which hold for all of their tickets together.
         self.tenant_limits: dict[bytes, Rule] = {}
-        for rule in self.rules:
-            if rule.action is RuleAction.LIMIT:
-                continue
+        for rule in [one for one in self.rules if one not in self.limits]:
             if rule.target is Target.CONSUMER:
                 self.of_consumers[rule.value] = rule
             elif rule.target is Target.TENANT:
