@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from usher.common.base.errors import HandlerUnusable, UsherError
+from usher.common.base.errors import HandlerUnusable
 from usher.common.base.log import configure
-from usher.common.base.text import escape_control, format_error
+from usher.common.base.text import format_error
 from usher.common.http.serve import START_S, WorkerEnds, check_address, leave, serve
 from usher.common.http.tls import server_tls
 from usher.common.redis.locate import check_at_start, resolve_redis_url
@@ -35,28 +35,18 @@ _STEP_S = 0.02
 @click.command(help="Run a consumer: it registers at a master and runs HANDLER on the messages handed over to it.")
 @options(ConsumerSettings)
 def main(flags: dict[str, Any]) -> None:
-    try:
-        settings = load(ConsumerSettings, os.environ, flags)
-        configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
-        check_handler(settings.handler)
-        check_address(settings.bind, "USHER_BIND")
-        redis_url = resolve_redis_url(settings)
-        check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
-        template = Template()
-        ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
-        of_process = leave, partial(leave, for_good=True), ends, template, partial(master_client, settings)
-        program = partial(ConsumerProgram, settings, redis_url, *of_process)
-        serve(
-            program,
-            settings.bind,
-            settings.consumer_name,
-            settings.drain_seconds + 5,
-            tls=server_tls(settings.tls_cert, settings.tls_key),
-            ends=ends,
-        )
-    except UsherError as refused:
-        click.echo(escape_control(f"usher consumer: {refused}", kept="\n"), err=True)
-        sys.exit(2)
+    settings = load(ConsumerSettings, os.environ, flags)
+    configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
+    check_handler(settings.handler)
+    check_address(settings.bind, "USHER_BIND")
+    redis_url = resolve_redis_url(settings)
+    check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
+    template = Template()
+    ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
+    of_process = leave, partial(leave, for_good=True), ends, template, partial(master_client, settings)
+    program = partial(ConsumerProgram, settings, redis_url, *of_process)
+    tls = server_tls(settings.tls_cert, settings.tls_key)
+    serve(program, settings.bind, settings.consumer_name, settings.drain_seconds + 5, tls=tls, ends=ends)
 
 
 def check_handler(spec: str, check: Callable[[], None] = lambda: None) -> None:
@@ -121,4 +111,6 @@ def _word_of(child: int, reader: int, most_s: float, check: Callable[[], None]) 
 
 
 if __name__ == "__main__":
-    main()
+    from usher.cli import run
+
+    sys.exit(run(group=main))

@@ -93,7 +93,7 @@ def test_a_module_that_cannot_be_imported_is_told_before_anything_starts(
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]
-    assert line.startswith(f"usher consumer: USHER_HANDLER={module}:handle")
+    assert line.startswith(f"usher: USHER_HANDLER={module}:handle")
     assert says in line
 
 

@@ -140,7 +140,7 @@ def test_a_consumer_that_does_not_come_back_is_told_by_the_status_with_its_log(f
         for name in ("consumer-1", "consumer-2"):
             assert f"{name}of`usherup`isnotalive;itslogmaysaywhy:{up.state}/logs/{name}.log" in told
         until(
-            lambda: up.output.count("usher consumer: USHER_HANDLER=mine:handle cannot be imported") >= 2,
+            lambda: up.output.count("usher: USHER_HANDLER=mine:handle cannot be imported") >= 2,
             20,
             "both have said why",
         )

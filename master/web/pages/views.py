@@ -369,7 +369,7 @@ def _add_system(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/rules")
     def rules() -> str:
-        groups = [[rule.shown() for rule in some] for some in alike(parts.rules.read().rules)]
+        groups = [[rule.shown() | {"bounds": rule.bounds} for rule in some] for some in alike(parts.rules.read().rules)]
         facts = {"stream": parts.keys.stream, "tenant": request.args.get("tenant", "")[:_LONGEST_ID]}
         return render_page("operations/rules.html", "rules", alike=groups, **facts)
 
