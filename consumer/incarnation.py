@@ -101,7 +101,10 @@ class Orders:
         if not queued:
             return False
         # Then in Redis: whoever has them next, after a drain or a crash, is to know.
-        self._steps.charge({one.stream_id: one.known for one in queued})
+        try:
+            self._steps.charge({one.stream_id: one.known for one in queued})
+        except CommandRefused as refused:  # it never accepts it: that must not hold up what is handed over
+            event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(queued), why=str(refused))
         self._lanes.hasten(order.ticket, queued[0].stream_id)
         return True
 

@@ -432,7 +432,7 @@ class Acker(Service):
     def _next_letters(self, most: int) -> list[GivenUp]:
         items: list[GivenUp] = []
         size = 0
-        for item in islice(self._given_up, most):
+        for item in [*islice(self._given_up, most)]:  # at once: runners add to it meanwhile
             size += item.message.size
             if items and size > _LETTER_BYTES:
                 break

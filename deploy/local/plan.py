@@ -289,7 +289,7 @@ def check_programs(environ: Mapping[str, str], check: Callable[[], None] = lambd
     if problems := problems_of_programs(environ):
         raise SettingsError(problems)
     if handler := environ.get("USHER_HANDLER", ""):
-        check_handler(handler, check)
+        check_handler(handler, check, environ)
 
 
 @click.command()

@@ -9,7 +9,6 @@ exact list of processes left to end. On Linux the kernel tells supervisord to st
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import http.client
 import os
 import shlex
@@ -30,6 +29,7 @@ from supervisor.supervisord import main as supervisord_main
 from supervisor.xmlrpc import SupervisorTransport
 
 from usher.common.base.errors import StartRefused, UsherError
+from usher.common.runtime.fork_guard import end_with_parent
 from usher.common.runtime.own_command import usher_command
 
 CONFIGURATION = Path(__file__).resolve().parents[1] / "supervisord.conf"
@@ -40,7 +40,6 @@ _OTHERS_STOP_S = 2 * 20 + 5
 _TERM_WAIT_S = 5.0
 #: Amount that is shown of supervisord's output when it did not start.
 _LAST_LINES, _LONGEST_WORDS = 5, 2000
-_PR_SET_PDEATHSIG = 1
 
 
 class SupervisionLost(UsherError):
@@ -255,7 +254,7 @@ def supervisord(parent: int) -> None:
     """Become supervisord; on Linux it gets a SIGTERM when the process ``parent``, which started it, is gone, however
     that ended."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        end_with_parent(signal.SIGTERM)
         if os.getppid() != parent:  # gone before we asked
             sys.exit(1)
     warnings.simplefilter("ignore")  # PYTHONWARNINGS=error is for the handlers; supervisord would stop answering
