@@ -292,7 +292,7 @@ class Incarnation:
         self._limit_s = limit_s or math.inf
         self.executor = Executor(lanes, self.acker, journal, self.lease, policy, is_strict, limit_s, self._broken)
         self.executor.obey(handler.options)
-        outages = self.executor.outages
+        outages = self.acker.outages = self.executor.outages
         outages.kinds_of, outages.slots = kinds_of(settings.marks, handler.kind_of), slots
         call_in_children(self.executor.end_in_child)
         ending = ProcessEnding(self.steps("ending"), self._is_flushed, journal, settings.run_log_length, on_lost)
