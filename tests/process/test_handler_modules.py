@@ -173,13 +173,15 @@ def test_a_check_that_takes_long_ends_when_it_is_asked_to(folder: Path, monkeypa
         if next(looks):
             raise StopAsked
 
+    children, fork = list[int](), os.fork
+    monkeypatch.setattr(os, "fork", lambda: [children.append(one := fork()), one][1])
     monkeypatch.chdir(folder)
     began_s = time.monotonic()
     with pytest.raises(StopAsked):
         check_handler("slow:handle", asked)
     assert time.monotonic() - began_s < 10
     with pytest.raises(ChildProcessError):  # it has ended, and was waited for
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(*children, os.WNOHANG)
 
 
 def test_a_module_that_is_killed_at_its_import_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
