@@ -22,6 +22,7 @@ from usher.common.http.tls import server_tls
 from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.settings import load, options
 from usher.consumer.handlers.loader import load_handler
+from usher.consumer.incarnation import master_client
 from usher.consumer.isolation.process import Template
 from usher.consumer.program import ConsumerProgram, name_what_ran
 from usher.consumer.settings import ConsumerSettings
@@ -43,7 +44,8 @@ def main(flags: dict[str, Any]) -> None:
         check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
         template = Template()
         ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
-        program = partial(ConsumerProgram, settings, redis_url, leave, partial(leave, for_good=True), ends, template)
+        of_process = leave, partial(leave, for_good=True), ends, template, partial(master_client, settings)
+        program = partial(ConsumerProgram, settings, redis_url, *of_process)
         serve(
             program,
             settings.bind,

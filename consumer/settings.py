@@ -17,16 +17,15 @@ _ODD = re.compile(r"[^A-Za-z0-9._-]")
 _NAMED = BeforeValidator(lambda value: value or _ODD.sub("-", socket.gethostname()).lstrip("._-")[:64] or "consumer")
 
 
-class ConsumerSettings(CommonSettings):
+class WorkSettings(CommonSettings):
+    """The settings of whatever runs a handler."""
+
     consumer_name: Annotated[ConsumerName, _NAMED] = Field(
         "",
         validate_default=True,
         description="This consumer's name, its own; it keeps it over restarts. Empty: the name of the host.",
     )
     handler: str = Field("", description="The function that handles messages, as module:function.")
-    master_urls: HttpUrls = Field(
-        "http://127.0.0.1:8700", description="Masters to register with and report to, comma separated."
-    )
     bind: Address = Field("127.0.0.1:0", description="Where the health endpoint listens.")
     advertise_url: HttpUrl = Field(
         "", description="URL under which masters reach this consumer. Empty: made from USHER_BIND."
@@ -102,3 +101,9 @@ class ConsumerSettings(CommonSettings):
         except StartRefused as missing:
             found.append(str(missing))
         return found
+
+
+class ConsumerSettings(WorkSettings):
+    master_urls: HttpUrls = Field(
+        "http://127.0.0.1:8700", description="Masters to register with and report to, comma separated."
+    )

@@ -120,6 +120,9 @@ class AsyncPool(Service):
         executor.lanes.on_ready, executor.cancel_task = self._ring, lambda one: self._call(lambda: self._cancel(one))
 
     def _cancel(self, stream_id: bytes) -> None:
+        beside = self._executor.besides.get(stream_id)
+        if beside is None or not beside.cancelled.is_set():
+            return  # the run that was interrupted has ended
         for task, [messages] in self.calls.items():
             if task is not None and any(one.stream_id == stream_id and one.in_hand for one in messages):
                 task.cancel()
@@ -239,9 +242,10 @@ class AsyncPool(Service):
     async def _slice(self, lane: MessageLane, call: Call) -> int | None:
         """Run messages of the lane. Return how many ended; None when the lane is not ours any more, and another part
         decides when it goes on."""
-        executor = self._executor
+        executor, task = self._executor, asyncio.current_task()
         count = 0
-        while count < _SLICE and (message := executor.next_message(lane)) is not None:
+        assert task is not None
+        while not task.cancelling() and count < _SLICE and (message := executor.next_message(lane)) is not None:
             start_us = run_us()
             if not executor.admit(lane, message, start_us):
                 return None
@@ -261,7 +265,7 @@ class AsyncPool(Service):
             if not executor.succeeded(lane, message, start_us, run_us()):
                 return None
             if executor.lanes.paused or not lane.queue or contextvars.copy_context() != before:
-                break  # a context that was changed is no other message's: the lane goes on in another task
+                break  # a changed context, or a cancelled task, is no other message's: another task goes on
             if not await self._pause(0.0):  # a handler that never waits must not keep the loop for itself
                 break
         return count

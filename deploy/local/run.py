@@ -23,7 +23,7 @@ import click
 import orjson
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import HandlerUnusable, RedisTrouble
+from usher.common.base.errors import HandlerUnusable, RedisTrouble, SettingsError
 from usher.common.base.log import configure, redacted
 from usher.common.http.serve import Liveness, WorkerEnds, leave, listen, serve, url_of
 from usher.common.http.tls import server_tls
@@ -43,12 +43,12 @@ from usher.consumer.__main__ import check_handler
 from usher.consumer.isolation.process import Template
 from usher.consumer.lifecycle.master_client import MasterAnswer, MasterClient, MasterUnavailable
 from usher.consumer.program import ConsumerProgram, name_what_ran
-from usher.consumer.settings import ConsumerSettings
+from usher.consumer.settings import WorkSettings
 from usher.master.__main__ import log_doctor_findings
 from usher.master.assembly.program import MasterProgram
 from usher.master.dispatch.events import report_of
 from usher.master.leader.limits import TICKET_WINDOW
-from usher.master.membership.registration import Membership, NameInUse, RegistrationOver
+from usher.master.membership.registry import Membership, NameInUse, RegistrationOver
 from usher.master.settings import MasterSettings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ _PORTS = 64
 _REPORTS, _PACE_S = 100, 0.01
 
 
-class RunSettings(MasterSettings, ConsumerSettings):
+class RunSettings(MasterSettings, WorkSettings):
     """The settings of ``usher run``: those of a master and of a consumer."""
 
 
@@ -121,10 +121,13 @@ class RunProgram:
         leases_s = {"USHER_LEASE_SECONDS": settings.lease_seconds}
         check_at_start(redis_url, leases_s | {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
         self._settings, self._redis_url = settings, redis_url
-        self.consumer = ConsumerProgram(settings, redis_url, leave, partial(leave, for_good=True), ends, template)
+        of_process = leave, partial(leave, for_good=True), ends, template, self._own_master
+        self.consumer = ConsumerProgram(settings, redis_url, *of_process)
         self.master = MasterProgram(settings, redis_url, self.consumer.health)
-        self.consumer.masters = lambda leader_url: OwnMaster(self.master, settings.concurrency)
         self._at = BESIDE + settings.consumer_name
+
+    def _own_master(self, _leader_url: str | None) -> MasterClient:
+        return OwnMaster(self.master, self._settings.concurrency)
 
     def app(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path: str = environ["PATH_INFO"]
@@ -163,6 +166,8 @@ class RunProgram:
 @click.argument("spec", metavar="[HANDLER]", required=False)
 @options(RunSettings)
 def run(flags: dict[str, Any], spec: str | None) -> None:
+    if spec and flags["handler"]:
+        raise click.UsageError("HANDLER and --handler say the same: give one of them")
     named = {"handler": spec if ":" in spec else f"{spec}:handle"} if spec else {}
     settings = load(RunSettings, os.environ, flags | named)
     listener, tls = listen(settings.bind, "USHER_BIND", _PORTS), server_tls(settings.tls_cert, settings.tls_key)
@@ -188,6 +193,8 @@ async def running(handle: Callable[..., Any], **settings: str) -> AsyncIterator[
     handler = f"{handle.__module__}:{handle.__qualname__}"
     if handle.__module__ == "__main__":
         raise HandlerUnusable(f"{handler}: put the handler into a module: other processes import it, too")
+    if unknown := settings.keys() - RunSettings.model_fields.keys():
+        raise SettingsError([f"usher.running has no setting {name}" for name in sorted(unknown)])
     with contextlib.ExitStack() as stack:
         here = {"advertise_url": f"http://{socket.gethostname()}/process-{os.getpid()}"}  # where nobody listens
         given = _named(load(RunSettings, os.environ, here | settings | {"handler": handler}), os.getpid())

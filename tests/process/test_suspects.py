@@ -30,11 +30,7 @@ from usher import batch
 from usher.deploy.demo.handlers import record
 
 
-def started(message):
-    """Write the start down as the recording handler does; there is no end."""
-    from usher.deploy.demo.handlers import _Setup
-    file, _ = _Setup.get()
-    file.started(message)
+from usher.deploy.demo.handlers import started
 
 
 def handle(message):

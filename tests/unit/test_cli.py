@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib.metadata
 import importlib.util
 import json
@@ -91,6 +92,7 @@ def test_the_shell_completes_as_the_help_says(line: str, offered: set[str], caps
         *(("audit", "--every", "nan"), ("report", "--every", "nan")),
         ("send", "--simulate", "1", "--ticket", "2"),
         ("send", "a=b"),
+        ("run", "orders:handle", "--handler", "orders:other"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,6 +339,10 @@ def test_shared_options_are_refused_where_nothing_reads_them() -> None:
     for words in (["token", "new", "viewer", "a", "--group", "g"], ["--group", "g", "token", "new", "viewer", "a"]):
         done = CliRunner().invoke(cli.usher, words)
         assert done.exit_code == 2 and "No such option '--group'" in done.output
+    masters = ["run", "orders:handle", "--master-urls", "http://127.0.0.1:1"]
+    assert "No such option '--master-urls'" in CliRunner().invoke(cli.usher, masters).output
+    with pytest.raises(SettingsError, match="no setting conccurency"):
+        asyncio.run(public.running(package, conccurency="4").__aenter__())
     assert "No such option '--json'" in CliRunner().invoke(cli.usher, ["up", "--json"]).output
     shared = cli.usher.share()  # type: ignore[attr-defined]
     assert cli._hoisted(["send", "--", "--group", "g"], shared) == ["send", "--", "--group", "g"]
