@@ -166,17 +166,20 @@ def test_spark_submit_on_two_workers_finds_the_same(
 @pytest.mark.process
 def test_spark_connect_finds_what_duckdb_finds(link: Link, redis_url: str, tmp_path: Path) -> None:
     pytest.importorskip("grpc_status", reason="pip install 'pyspark[connect]'")
-    faults, port = [one for one in FAULTS if one.seed.__module__ == runs.__name__][::4], free_port()
+    faults, port = [one for one in FAULTS if one.seed.__module__ == runs.__name__][::9], free_port()
     for one in faults:
         plant(Seeder(link, one.name), link, one.seed)
     environ = of_spark() | {"USHER_GROUP": GROUP, "USHER_REDIS_URL": redis_url, "USHER_RUN_LOG_LENGTH": str(CAP)}
-    environ |= {"PYTHONPATH": str(ROOT), "USHER_AUDIT_DIR": str(tmp_path)}
-    server = ["org.apache.spark.deploy.SparkSubmit", "--conf", f"spark.connect.grpc.binding.port={port}", "--class"]
-    server += ["org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    environ |= {"PYTHONPATH": str(ROOT), "USHER_AUDIT_DIR": str(tmp_path), "SPARK_DAEMON_MEMORY": "1g"}
+    confs = {"connect.grpc.binding.port": port, "sql.shuffle.partitions": 1, "ui.enabled": "false"}
+    confs |= dict.fromkeys(("sql.adaptive.enabled", "sql.codegen.wholeStage"), "false")
+    server = [word for name, value in confs.items() for word in ("--conf", f"spark.{name}={value}")]
+    server += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
     found = []
     with (tmp_path / "server.log").open("wb") as log:
         spark_class = Path(environ["SPARK_HOME"]) / "bin" / "spark-class"
-        process = subprocess.Popen([spark_class, *server], env=environ, cwd=tmp_path, stdout=log, stderr=log)
+        words = [spark_class, "org.apache.spark.deploy.SparkSubmit", *server]
+        process = subprocess.Popen(words, env=environ, cwd=tmp_path, stdout=log, stderr=log)
         try:
             until(lambda: "Spark Connect server started" in (tmp_path / "server.log").read_text(), 300, "it answers")
             for flags in (["--engine", "local"], ["--audit-spark-master", f"sc://127.0.0.1:{port}"]):
