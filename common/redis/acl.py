@@ -27,7 +27,7 @@ from usher.common.protocol.keys import Keys, LogKeys, uid_key, waiting_key
 from usher.common.protocol.sources import is_pattern
 from usher.common.redis.scripts import source
 
-_CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER|CREATE|SETID)')?")
+_CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER|CREATE|SETID|USAGE)')?")
 _TABLE = re.compile(r"command = \{'(\w+)'")
 _ENDS_WORD = re.compile(r"[\s\x00-\x1f\x7f\"'()]")
 #: Commands of every connection, of a start, and of the doctor (common/doctor/collector.py).
@@ -160,7 +160,7 @@ def _consumer(keys: Keys, replies: tuple[str, ...]) -> tuple[Grant, ...]:
         Grant(("xadd", "xdel", "xlen", "xrevrange"), (keys.runs, keys.dead, keys.changed)),
         Grant(("zadd", "zscore", "zlexcount", "zrem"), (keys.letters,)),
         Grant(("hget", "hdel"), (keys.consumers,)),
-        Grant(("xadd", "pexpire"), replies),
+        Grant(("xadd", "pexpire", "memory|usage"), replies),
     )
 
 
