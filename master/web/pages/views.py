@@ -39,8 +39,8 @@ _ENTRIES = 30
 _LETTERS, _GROUPS_OF_OVERVIEW, _HOUR_MS = 50, 5, 3_600_000
 #: Seconds after which the search for matching letters ends for this page.
 _LOOK_S = 0.05
-#: Seconds that a search of all tickets may take.
-_FIND_S = 0.4
+#: Seconds of a core that a search of all tickets may take, and of one of the delayed messages.
+_FIND_S = 0.6
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
 #: The fields of a summary; one of another version may lack some.
