@@ -18,8 +18,9 @@ from usher.common.base.clock import now_s, run_us, wall_ms
 from usher.common.base.extras import version
 from usher.common.http import app as web
 from usher.common.http.app import Problem, answer
-from usher.common.http.auth import Doorman, needs
+from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Role
+from usher.common.http.openapi import tells
 from usher.common.observability.metrics import counter, counters, gauge, histogram, service_metrics
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def create_app(program: ConsumerProgram) -> Flask:
         return incarnation, journal
 
     @app.get("/api/tickets/<rest:ticket_id>")
-    @needs(Role.ANYBODY)
+    @tells("What this consumer has of a ticket.", {200: dict[str, Any]}, role=Role.ANYBODY)
     def ticket(ticket_id: str) -> Response:
         # The bytes of the path, as WSGI keeps them: a ticket's name need be no text.
         asked = request.environ["PATH_INFO"].encode("latin-1").removeprefix(_TICKETS)
@@ -62,7 +63,7 @@ def create_app(program: ConsumerProgram) -> Flask:
         return answer(describe_ticket(asked, incarnation.name, journal, incarnation.lanes, most))
 
     @app.get("/api/running")
-    @needs(Role.ANYBODY)
+    @tells("What this process is, and runs.", {200: dict[str, Any]}, role=Role.ANYBODY)
     def running() -> Response:
         return answer(_describe(program, *begun()))
 

@@ -153,7 +153,7 @@ def _consumer(keys: Keys, replies: tuple[str, ...]) -> tuple[Grant, ...]:
         Grant(("xreadgroup", "xread", "xrange", "xack", "xclaim", "xpending", "xgroup|delconsumer"), (keys.stream,)),
         Grant(("xinfo|stream", "xinfo|groups", "xlen"), (keys.stream,)),
         Grant(("hget", "hmget", "hset", "hdel", "hlen", "exists"), (keys.tickets, keys.attempts, keys.noted("*"))),
-        Grant(("pexpire", "hscan"), (lease, keys.noted("*"))),
+        Grant(("pexpire",), (lease, keys.noted("*"))),
         Grant(("get", "getex", "set", "exists", "pttl"), (lease,)),
         Grant(("del",), (lease, inbox)),
         Grant(("xread", "xrange", "xtrim"), (inbox,)),

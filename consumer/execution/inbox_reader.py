@@ -29,7 +29,6 @@ from usher.common.redis.replies import (
     HandOver,
     InboxRecord,
     Order,
-    TicketStream,
     parse_inbox,
     parse_own,
     read_command,
@@ -108,7 +107,6 @@ class InboxReader(Service):
         super().__init__()
         self._link = link
         self._keys = keys
-        self._stream = TicketStream(link, keys)
         self._incarnation = incarnation
         self._inbox = keys.inbox(incarnation)
         self._any_tried = ("EXISTS", keys.attempts)  # whether attempts are noted of any message

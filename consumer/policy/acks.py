@@ -32,8 +32,7 @@ def linger(flush_s: float, strict: bool, spare: int, ticket_window: int) -> tupl
 
 
 class Finished(NamedTuple):
-    """An execution that ended, as it was then. Times are microseconds since the epoch. ``lane``: held, when the next
-    message of the ticket must wait for the acknowledgement."""
+    """An execution that ended, as it was then. Times are microseconds since the epoch."""
 
     ticket: bytes
     stream_id: bytes
@@ -41,7 +40,6 @@ class Finished(NamedTuple):
     attempt: int
     start_us: int
     end_us: int
-    lane: Any = None
     flat: Sequence[bytes] = ()
 
 
