@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from usher.common.base.clock import anchor, now_s
+from usher.common.base.errors import OwnershipLost, RedisTrouble, ServerChanged
 from usher.common.base.log import event
 from usher.common.http.serve import LEAST_SILENCE_S, LOOK_S, Liveness
 from usher.common.observability.metrics import Metrics
@@ -22,7 +24,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import MarkFields, parse_weights
 from usher.common.protocol.run_log import Ran
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Link, SameServer
+from usher.common.redis.client import CommandRefused, Link, SameServer
 from usher.common.redis.replies import Order
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import call_in_children
@@ -30,7 +32,6 @@ from usher.common.runtime.service import Service, stalled
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.batch_pool import batch_pool
-from usher.consumer.execution.drain import Drain
 from usher.consumer.execution.executor import Beside, Executor
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
@@ -44,7 +45,7 @@ from usher.consumer.isolation.worker import SuspectWorker, most_children
 from usher.consumer.lifecycle.heartbeat import Heartbeat, LeaseGuard, ProgressWatch
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
-from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
+from usher.consumer.lifecycle.owner_scripts import GiveBack, Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
 from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.policy.acks import linger
@@ -88,14 +89,19 @@ class Orders:
 
     def _clear(self, order: Order) -> bool:
         """Have all that waits of the ticket here become dead letters in their turn; what runs is left alone."""
-        with self._lanes.lock:
+        with self._lanes.lock:  # first here, so that none begins meanwhile; what a runner has in hand by then runs
+            before = [(one, one.failures, one.plain) for one in self._lanes.board.look(order.ticket)[0]]
+            for one, _, _ in before:
+                one.failures, one.plain = CLEARED, False
             queued, _, _ = self._lanes.board.look(order.ticket)
+            left = {one.stream_id for one in queued}
+            for one, failures, is_plain in before:
+                if one.stream_id not in left:
+                    one.failures, one.plain = failures, is_plain
         if not queued:
             return False
-        # First in Redis: whoever has them next, after a drain or a crash, is to know.
-        self._steps.charge({one.stream_id: one.known._replace(failures=CLEARED) for one in queued})
-        for message in queued:
-            message.failures, message.plain = CLEARED, False
+        # Then in Redis: whoever has them next, after a drain or a crash, is to know.
+        self._steps.charge({one.stream_id: one.known for one in queued})
         self._lanes.hasten(order.ticket, queued[0].stream_id)
         return True
 
@@ -143,26 +149,102 @@ FLUSH_S = 0.02
 RETRY_CAP_S = 60.0
 
 
-class _Wires:
-    """The connections of one incarnation, and the owner's scripts over them."""
+#: Pause between looks of a drain, and the least time that it has: to refuse hand-overs, and give quiet tickets back.
+_DRAIN_LOOK_S, _LEAST_DRAIN_S = 0.02, 0.5
 
-    def __init__(self, redis_url: str, keys: Keys, taken: Taken, on_lost: Callable[[str], None]) -> None:
-        self._redis_url = redis_url
-        self._keys = keys
-        self._registration = taken.registration
-        # An incarnation ends after a restart or a failover of Redis: fences and acknowledgements that it remembers may
-        # be lost there, and an old fence in a restored index would be handed to it again.
-        self._same_server = SameServer(on_lost)
 
-    def link(self, role: str, timeout_s: float = 5.0) -> Link:
-        return Link(self._redis_url, f"consumer:{self._registration.incarnation}:{role}", timeout_s, self._same_server)
+class Drain:
+    """A drain, used once, by one thread, with a connection of its own behind ``steps``: leave so that nothing has to be
+    delivered again.
 
-    def steps(self, link: Link) -> OwnerScripts:
-        return OwnerScripts(ScriptRunner(link), self._keys, self._registration)
+    The order matters. First Redis refuses further hand-overs to us; only operators' orders can come into the inbox
+    then, which is read until the end, and the first read brings all hand-overs. Handlers that run may finish; finished
+    messages are acknowledged; every quiet ticket is given back whole, with the time at which it is due, if it waits.
+    What the leader recalls now is given back anyway. Messages that still run at the end of the grace time are not
+    touched: the lease ends, and the leader takes them back.
+    """
+
+    def __init__(
+        self,
+        steps: OwnerScripts,
+        lanes: Lanes,
+        reader: InboxReader,
+        acker: Acker,
+        lease_ms: int,
+        deregister: Callable[[], bool] | None = None,
+    ) -> None:
+        self._steps = steps
+        self._deregister = deregister or steps.deregister
+        self._is_marked = self._reader_ended = self._is_read = False
+        self._given_back = 0
+        self._lanes = lanes
+        self._reader = reader
+        self._acker = acker
+        self._lease_ms = lease_ms
+
+    def run(self, grace_s: float, say_goodbye: Callable[[], None]) -> bool:
+        """Drain for up to ``grace_s`` seconds, then tell a master. Return whether nothing of us is left, and we have
+        deregistered. Never raises: the end of the lease settles what cannot be done here."""
+        until_s = now_s() + max(grace_s, _LEAST_DRAIN_S)
+        self._lanes.pause()
+        self._acker.hurry()
+        clean = False
+        trouble = ""
+        while not clean:
+            try:
+                clean = self._step()
+            except RedisTrouble as problem:  # not yet: every step may be taken again
+                trouble = str(problem)
+            except (OwnershipLost, ServerChanged, CommandRefused) as problem:
+                trouble = str(problem)
+                break
+            if clean or now_s() >= until_s:
+                break
+            time.sleep(_DRAIN_LOOK_S)
+        facts: dict[str, Any] = {"given_back": self._given_back, "still_running": self._lanes.running}
+        event(log, "consumer_drained", clean=clean, trouble=trouble or "none", **facts)
+        say_goodbye()
+        return clean
+
+    def _step(self) -> bool:
+        if not self._is_marked:
+            self._steps.drain(self._lease_ms)
+            self._is_marked = True
+        self._read_the_rest()  # again and again: orders still come
+        self._given_back += self._give_back()
+        return self._is_read and not self._lanes.running and self._acker.is_flushed and self._deregister()
+
+    def _read_the_rest(self) -> None:
+        if not self._reader_ended:
+            self._reader.stop()
+            if not self._reader.join(_DRAIN_LOOK_S):
+                raise RedisTrouble("the reader has not ended yet")
+            # ``stop`` broke its connection, which a thread that was not waiting on it has not noticed.
+            self._reader.close()
+            self._reader_ended = True
+        self._reader.read_rest()
+        self._is_read = True
+
+    def _give_back(self) -> int:
+        with self._lanes.lock:
+            quiet = self._lanes.board.quiet()
+        # In this order: a ticket that became quiet by a failure is given back only when Redis knows of the failure, or
+        # its next owner would count one attempt less.
+        if not quiet or not self._acker.is_settled:
+            return 0
+        answers = self._steps.give_back(GiveBack(ticket, *of_it) for ticket, of_it in quiet.items())
+        given = [ticket for ticket, is_given in zip(quiet, answers, strict=False) if is_given]
+        with self._lanes.lock:
+            self._lanes.board.drop_quiet(given)
+        return len(given)
 
 
 class Incarnation:
     """The services of one start of the consumer, from the moment its name is taken."""
+
+    #: A kit of tests has others.
+    acker_type: type[Acker] = Acker
+    reporter_type: type[Reporter] = Reporter
 
     def __init__(
         self,
@@ -177,94 +259,79 @@ class Incarnation:
         masters: Callable[[str | None], MasterClient],
     ) -> None:
         anchor()
-        name = taken.registration.incarnation
-        keys = Keys(settings.work_stream, settings.group)
-        wires = _Wires(redis_url, keys, taken, on_lost)
-        link, steps = wires.link, wires.steps
-        self.name = name
+        self._settings, self._redis_url, self._registration = settings, redis_url, taken.registration
+        # An incarnation ends after a restart or a failover of Redis: fences and acknowledgements that it remembers may
+        # be lost there, and an old fence in a restored index would be handed to it again.
+        self._same_server = SameServer(on_lost)
+        self._keys = keys = Keys(settings.work_stream, settings.group)
+        self.name = taken.registration.incarnation
         self.is_over = False
         self._journal = journal
+        self._on_lost = on_lost
+        slots, is_strict = settings.concurrency, settings.ack_mode == "strict"
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
-        self.lanes = Lanes(settings.marks, parse_weights(settings.tenant_weights))
-        slots, capacity, reports_to = settings.concurrency, settings.capacity, masters(taken.leader_url)
-        of_registration = reports_to, name, taken.registration.slots, capacity, taken.ticket_window
-        self.reporter = Reporter(*of_registration, lambda: self.lanes.keeps_up)
-        self.reporter.retrying, self.lanes.on_retry = lambda: len(self.lanes.board.waiting), self.reporter.hear_of_retry
-        waits = linger(FLUSH_S, settings.ack_mode == "strict", capacity - slots, taken.ticket_window)
-        ack_link, beat_link = link("ack"), link("beat", max(0.2, taken.lease_s / 3))
-        of_log = waits, settings.run_log_length, on_lost
-        self.acker = Acker(ack_link, steps(ack_link), self.lanes, self.reporter, name, *of_log)
+        self.lanes = lanes = Lanes(settings.marks, parse_weights(settings.tenant_weights))
+        self.reporter = self.reporter_type(
+            masters(taken.leader_url),
+            self.name,
+            taken.registration.slots,
+            settings.capacity,
+            taken.ticket_window,
+            lambda: lanes.keeps_up,
+        )
+        self.reporter.retrying, lanes.on_retry = lambda: len(lanes.board.waiting), self.reporter.hear_of_retry
+        waits = linger(FLUSH_S, is_strict, settings.capacity - slots, taken.ticket_window)
+        self.acker = self.acker_type(self.steps("ack"), lanes, self.reporter, waits, settings.run_log_length, on_lost)
         self.bell = DeadLetterNotifier(metrics, settings, settings.consumer_name, keys)
         self.acker.policy = handler.options.dead_letter_policy or settings.dead_letter_policy
         self.acker.on_dead_letter, self.acker.ran = self._ring, Ran(settings.handler, settings.marks)
         policy, limit_s = terms(settings, handler.options)
         self._limit_s = limit_s or math.inf
-        self.executor = Executor(
-            self.lanes, self.acker, journal, self.lease, policy, settings.ack_mode == "strict", limit_s, self._broken
-        )
-        self._on_lost = on_lost
+        self.executor = Executor(lanes, self.acker, journal, self.lease, policy, is_strict, limit_s, self._broken)
         self.executor.obey(handler.options)
-        self.executor.unnoted = self.acker.unnoted
-        outages = self.acker.outages = self.executor.outages
+        outages = self.executor.outages
         outages.kinds_of, outages.slots = kinds_of(settings.marks, handler.kind_of), slots
         call_in_children(self.executor.end_in_child)
-        self.reader = self._make_reader(settings, wires, keys, handler.batch is not None, on_lost)
-        self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
+        ending = ProcessEnding(self.steps("ending"), self._is_flushed, journal, settings.run_log_length, on_lost)
+        self.reader = self._make_reader(handler.batch is not None, ending)
+        self.heartbeat = Heartbeat(self.steps("beat", max(0.2, taken.lease_s / 3)), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
-        self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, settings.concurrency)
-        self.pool += self._suspect_workers(settings, wires, keys.stream, template)
-        self.progress = ProgressWatch(lambda: (self.executor.ended, self.lanes.running), self.executor.look)
-        self.watch: list[Service] = (
-            [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
-        )
-        self._drain_link = link("drain")
-        self._drain_steps = steps(self._drain_link)
+        self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, slots)
+        self._event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
+        self.pool += self._suspect_workers(template)
+        self.progress = ProgressWatch(lambda: (self.executor.ended, lanes.running), self.executor.look)
+        watchdog = Watchdog(self.executor.running, ending, limit_s, self._event_loop)
+        self.watch: list[Service] = [watchdog] if limit_s else []
+        self._drain_steps = self.steps("drain")
         lease_ms = int(taken.lease_s * 1000)
-        self._drain = Drain(self._drain_steps, self.lanes, self.reader, self.acker, lease_ms, self._deregister)
+        self._drain = Drain(self._drain_steps, lanes, self.reader, self.acker, lease_ms, self._deregister)
         self._goodbye = masters(taken.leader_url)
 
-    def _make_reader(
-        self, settings: WorkSettings, wires: _Wires, keys: Keys, is_batch: bool, on_lost: Callable[[str], None]
-    ) -> InboxReader:
-        link = wires.link("read")
-        reader = InboxReader(link, keys, self.name, self.lanes, self.lease)
+    def steps(self, role: str, timeout_s: float = 5.0) -> OwnerScripts:
+        """Return the owner's scripts over a connection of their own."""
+        link = Link(self._redis_url, f"consumer:{self.name}:{role}", timeout_s, self._same_server)
+        return OwnerScripts(ScriptRunner(link), self._keys, self._registration)
+
+    def _make_reader(self, is_batch: bool, ending: ProcessEnding) -> InboxReader:
+        settings, steps = self._settings, self.steps("read")
+        reader = InboxReader(steps.link, self._keys, self.name, self.lanes, self.lease)
         reader.most_bytes, reader.slots = settings.capacity_bytes, settings.concurrency
         reader.on_recall = self.acker.recall
-        reader.message_type = message_type(keys.stream, settings.sources is not None)
+        reader.message_type = message_type(self._keys.stream, settings.sources is not None)
         reader.message_type.on_progress = self.acker.progress
         reader.message_type.runner = None if is_batch else self.executor
-        steps = wires.steps(wires.link("ending"))  # of any thread, once
-        ending = ProcessEnding(steps, self._is_flushed, self._journal, settings.run_log_length, on_lost)
-        reader.on_order = Orders(self.executor, self._journal, ending, wires.steps(link)).obey
+        reader.on_order = Orders(self.executor, self._journal, ending, steps).obey
         return reader
-
-    def _watchdog(self, wires: _Wires, limit_s: float, run_log_length: int, on_lost: Callable[[str], None]) -> Watchdog:
-        link, running = wires.link("watch"), self.executor.running
-        watchdog = Watchdog(
-            link,
-            wires.steps(link),
-            lambda: list(running.values()),
-            self._is_flushed,
-            self._journal,
-            limit_s,
-            run_log_length,
-            on_lost,
-        )
-        watchdog.event_loop = self._event_loop
-        return watchdog
-
-    @property
-    def _event_loop(self) -> AsyncPool | None:
-        return next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
 
     def stacks(self) -> dict[bytes, str]:
         """Return where the handlers stand that run in this process, by message."""
-        return stacks(loop.calls if (loop := self._event_loop) is not None else {})
+        return stacks(self._event_loop.calls if self._event_loop is not None else {})
 
-    def _suspect_workers(self, settings: WorkSettings, wires: _Wires, stream: str, template: Template) -> list[Service]:
+    def _suspect_workers(self, template: Template) -> list[Service]:
+        settings = self._settings
         spec = ProcessSpec(
             settings.handler,
-            stream,
+            self._keys.stream,
             settings.sources is not None,
             settings.handler_seconds,
             (settings.log_level, settings.log_format),
@@ -274,10 +341,10 @@ class Incarnation:
             has_lease=True,
             group=settings.group,
         )
-        links = [wires.link(f"suspects-{number}") for number in range(most_children(settings.concurrency))]
+        count = most_children(settings.concurrency)
+        steps = [self.steps(f"suspects-{number}") for number in range(count)]
         return [
-            SuspectWorker(number, self.executor, link, wires.steps(link), spec, template)
-            for number, link in enumerate(links)
+            SuspectWorker(number, self.executor, each.link, each, spec, template) for number, each in enumerate(steps)
         ]
 
     @property
@@ -309,18 +376,18 @@ class Incarnation:
     def stop(self, grace_s: float) -> None:
         """Drain for up to ``grace_s`` seconds, then end every thread, without waiting for threads that are still in a
         handler. While there are any, the lease guard stays: it ends the process before another owner may start."""
-        drained = self._drain.run(grace_s, self._say_goodbye)
+        is_clean = self._drain.run(grace_s, self._say_goodbye)
         self._journal.explain()  # we cut off what still runs
-        ending = [service for service in reversed(self.services) if drained.clean or service is not self.guard]
+        ending = [service for service in reversed(self.services) if is_clean or service is not self.guard]
         for service in ending:
             service.stop()
         until_s = now_s() + _JOIN_S
         for service in ending:
             service.join(max(0.0, until_s - now_s()))
-        if drained.clean:
+        if is_clean:
             self._journal.remove()
         self.reader.close()
-        self._drain_link.close()
+        self._drain_steps.link.close()
         self._goodbye.close()
 
     def _is_flushed(self) -> bool:

@@ -9,9 +9,6 @@ import importlib
 import io
 import logging
 import math
-import os
-import re
-import socket
 import sys
 import threading
 import uuid
@@ -19,10 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from usher.common.base.clock import now_s, run_us, wall_ms
-from usher.common.base.extras import Late, version
+from usher.common.base.clock import now_s
+from usher.common.base.extras import Late
 from usher.common.base.log import event
-from usher.common.http.credentials import Credentials
 from usher.common.http.serve import LEAST_SILENCE_S, Liveness, WorkerEnds, url_of
 from usher.common.observability.metrics import Metrics, of_handlers
 from usher.common.protocol.keys import Keys
@@ -31,7 +27,6 @@ from usher.common.redis.locate import check_leases
 from usher.common.runtime.name_lock import NameLock, boot_id
 from usher.common.runtime.service import Health, judge, stalled
 from usher.consumer.execution.executor import MOST_ABSORBED
-from usher.consumer.execution.lanes import Lanes
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import code_of, load_handler
 from usher.consumer.incarnation import Incarnation, terms
@@ -47,53 +42,6 @@ if TYPE_CHECKING:
     from flask import Flask
 
 psutil: Any = Late("psutil")
-
-#: Most queued messages that an answer names, and those of which it says where they run; calls of each, and characters
-#: of a file or a function.
-_MOST, _MOST_STACKS, _DEEPEST, _LONGEST = 200, 20, 8, 100
-
-
-def describe_ticket(
-    ticket: bytes, incarnation: str, journal: Journal, lanes: Lanes, max_attempts: int
-) -> dict[str, Any]:
-    """Return the state of ``ticket`` for JSON. ``entries``: messages that run (``running``), wait for the next attempt
-    (``waiting``), are queued, or wait for a child process (``apart``), in that order; one that runs in a child process
-    says so. A message that has ended and is not acknowledged yet is in none of them. It is read in passing: nothing is
-    kept for this."""
-    now_ms = wall_ms()
-    running = journal.running(ticket)
-    with lanes.lock:
-        queued, due_s, is_apart = lanes.board.look(ticket)
-    entries = [
-        _entry(left.stream_id, "running", left.before.starts, started_ms=left.start_us // 1000) | {"apart": is_apart}
-        for left in running
-    ]
-    names = {left.stream_id for left in running}
-    first = "apart" if is_apart else "waiting" if due_s is not None else "queued"
-    due_ms = now_ms + int(1000 * (due_s - now_s())) if due_s is not None else 0
-    for number, message in enumerate(queued[:_MOST]):
-        if message.stream_id not in names:
-            is_first = number == 0 and not running
-            entries.append(
-                _entry(
-                    message.stream_id,
-                    first if is_first else "queued",
-                    message.attempt,
-                    due_ms=due_ms if is_first else 0,
-                )
-            )
-    return {"incarnation": incarnation, "time_ms": now_ms, "max_attempts": max_attempts, "entries": entries}
-
-
-def _entry(entry_id: bytes, state: str, attempt: int, started_ms: int = 0, due_ms: int = 0) -> dict[str, Any]:
-    return {
-        "id": entry_id.decode(),
-        "state": state,
-        "attempt": attempt,
-        "started_ms": started_ms or None,
-        "due_ms": due_ms or None,
-    }
-
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +93,7 @@ class ConsumerProgram:
         makes a client that asks this leader first."""
         self._ends = ends
         self._template = template
-        self._settings = settings
+        self.settings = settings
         self._redis_url = redis_url
         self._leave = leave
         self._give_up = give_up
@@ -154,49 +102,34 @@ class ConsumerProgram:
             # Whatever a handler prints is seen, in the order of the log, even if its process is killed.
             sys.stdout.reconfigure(line_buffering=True)
         self._handler = load_handler(settings.handler)
-        self._code = code_of(settings.handler)
+        self.code = code_of(settings.handler)
         self._lock = NameLock(settings.state_folder, settings.consumer_name)
         self._lock_is_missed = False  # the log says already that another process holds it
         self._former_is_told = False
-        self._journal: Journal | None = None
-        self._incarnation: Incarnation | None = None
+        self.journal: Journal | None = None
+        self.incarnation: Incarnation | None = None
         self._registrar: Registrar | None = None
         self._ending = threading.Lock()  # held while an incarnation is begun or ended
-        self._stopped = False
-        self._metrics = Metrics()
-        self._metrics.add(of_handlers)
+        self.stopped = False
+        self.metrics = Metrics()
+        self.metrics.add(of_handlers)
         self._app: Flask | None = None
         self._once = threading.Lock()
         web = functools.partial(importlib.import_module, "usher.consumer.web")
-        self._metrics.add(lambda: web().consumer_metrics(self._incarnation, settings.concurrency))
+        self.metrics.add(lambda: web().consumer_metrics(self.incarnation, settings.concurrency))
 
     @property
     def app(self) -> Flask:
         """The web application, made when somebody asks for something: it takes 10 MiB and a tenth of a second."""
+        from usher.consumer.web import create_app
+
         with self._once:
-            self._app = self._app or self._made_app()
+            self._app = self._app or create_app(self)
             return self._app
-
-    def _made_app(self) -> Flask:
-        from usher.common.http.auth import Doorman
-        from usher.consumer.web import create_app, hosts_of
-
-        settings = self._settings
-        return create_app(
-            Doorman(Credentials(settings.api_token, settings.tokens_file)),
-            self.health,
-            self._facts,
-            self._metrics,
-            lambda: self._stopped,
-            self._look,
-            lambda: self.liveness().stalled,
-            hosts_of(settings.bind, settings.advertise_url, settings.hosts),
-            self._describe,
-        )
 
     def start(self, port: int, host: str, at: str = "") -> None:
         """Start to register; the registrar's thread takes the name lock. ``at``: the path of our application there."""
-        settings = self._settings
+        settings = self.settings
         own_url = settings.advertise_url.rstrip("/") or url_of(host, port, settings.tls_cert is not None)
         health_url = f"{own_url}{at}/api/health"
         event(
@@ -214,12 +147,11 @@ class ConsumerProgram:
     def _tell_of_former(self) -> None:
         """Report what the former process of our name was running when it ended, if it left a journal. Do it as soon as
         we hold its lock, and once: then the journal is removed, or our successor would report it again if we end before
-        we begin our own. It is removed, not overwritten: if the lock file was made anew, a child of a dead process
-        may have the journal mapped."""
-        settings, path = self._settings, None if self._former_is_told else self._journal_path()
+        we begin our own."""
+        settings, path = self.settings, None if self._former_is_told else self._journal_path()
         if path is None:
             return
-        former = None if self._lock.is_anew else read_journal(path, origin(self._settings))
+        former = read_journal(path, origin(self.settings))
         if former is not None:
             former = former._replace(is_from_outside=self._ends.is_from_outside, by_itself=self._ends.is_by_itself)
             report_crash(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
@@ -231,27 +163,28 @@ class ConsumerProgram:
         return journal_beside(self._lock) if self._lock.acquire() not in (None, NO_LOCK) else None
 
     def _ask(self, health_url: str) -> Registration:
-        settings = self._settings
+        settings = self.settings
+        # Another consumer of that name may have it, or a child that a former one left behind. Without the lock there is
+        # no proof that the former one is dead: registering waits until its lease has ended, and is refused for as long
+        # as it lives.
         lock = self._lock.acquire()
-        if lock is None:
-            # Another consumer of that name has it, or a child that a former one left behind. Without the lock there is
-            # no proof that the former one is dead: registering waits until its lease has ended, and is refused for as
-            # long as it lives.
-            if not self._lock_is_missed:
-                event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
-            self._lock_is_missed, lock = True, self._lock.begin_anew() or NO_LOCK
+        if lock is None and not self._lock_is_missed:
+            event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
+            self._lock_is_missed = True
         # The leader gives at least two tickets for each of the slots: calls that wait for messages to become full, and
         # are slower the fewer they are, would never be given more.
         slots = min(MOST_SLOTS, messages_at_once(settings.concurrency, self._handler.batch))
-        return Registration(settings.consumer_name, uuid.uuid4().hex, health_url, slots, settings.capacity, lock)
+        return Registration(
+            settings.consumer_name, uuid.uuid4().hex, health_url, slots, settings.capacity, lock or NO_LOCK
+        )
 
     def stop(self) -> None:
-        self._stopped = True
+        self.stopped = True
         with self._ending:
             if self._registrar is not None:
                 self._registrar.stop()
-            if self._incarnation is not None:
-                self._incarnation.stop(self._settings.drain_seconds)
+            if self.incarnation is not None:
+                self.incarnation.stop(self.settings.drain_seconds)
 
     def _begin(self, taken: Taken) -> None:
         """Start working: the name is ours. Runs on the registrar's thread."""
@@ -259,27 +192,27 @@ class ConsumerProgram:
         # registration that nobody renews gets no messages.
         check_leases(self._redis_url, {"USHER_LEASE_SECONDS of the masters": taken.lease_s})
         with self._ending:
-            if self._stopped:
+            if self.stopped:
                 return  # nothing has been handed over yet, or the leader takes it back when the lease ends
             try:
-                name, slots = taken.registration.incarnation, self._settings.concurrency
+                name, slots = taken.registration.incarnation, self.settings.concurrency
                 at_once = messages_at_once(slots, self._handler.batch) + most_children(slots)
                 spare = 0 if self._handler.batch else MOST_ABSORBED
-                self._journal = Journal(self._journal_path(), origin(self._settings), name, at_once, spare)
-                self._incarnation = Incarnation(
-                    self._settings,
+                self.journal = Journal(self._journal_path(), origin(self.settings), name, at_once, spare)
+                self.incarnation = Incarnation(
+                    self.settings,
                     self._redis_url,
                     taken,
                     self._handler,
-                    self._journal,
+                    self.journal,
                     self._lost,
-                    self._metrics,
+                    self.metrics,
                     self._template,
                     self._masters,
                 )
-                self._incarnation.acker.on_progress = self._ends.progressed
+                self.incarnation.acker.on_progress = self._ends.progressed
                 self._ends.began()
-                self._incarnation.start()
+                self.incarnation.start()
             except Exception as problem:  # half of it may run: registering again would start a second one beside it
                 self._lost(f"it could not be started: {type(problem).__name__}: {problem}")
 
@@ -287,79 +220,38 @@ class ConsumerProgram:
         """Leave: an incarnation that lost its lease never works again, not even in the middle of a drain, because
         others may have its tickets already. The successor of this process takes the name anew. Unless it
         ``is_explained``, what runs is suspected, as in a crash."""
-        incarnation = self._incarnation
+        incarnation = self.incarnation
         if incarnation is not None and incarnation.is_over:
             return
-        if self._journal is not None and is_explained:
-            self._journal.explain()
+        if self.journal is not None and is_explained:
+            self.journal.explain()
         self._leave(why)  # it also logs: a log that blocks must not keep this process here
 
     def liveness(self) -> Liveness:
         """Return how long this process may be silent from now on, and what of it stands still."""
-        incarnation, registrar = self._incarnation, self._registrar
+        incarnation, registrar = self.incarnation, self._registrar
         if incarnation is not None:
             return incarnation.liveness()
         # Registering keeps nothing busy; and a handler may start, and stand still, before this is asked again.
-        silence_s = min(terms(self._settings, self._handler.options)[1] or math.inf, _UNREGISTERED_S)
+        silence_s = min(terms(self.settings, self._handler.options)[1] or math.inf, _UNREGISTERED_S)
         still = stalled([registrar], now_s(), 0.0) if registrar is not None else ""
         return Liveness(max(silence_s, LEAST_SILENCE_S), still)
 
     def health(self) -> Health:
-        incarnation, registrar = self._incarnation, self._registrar
+        incarnation, registrar = self.incarnation, self._registrar
         if incarnation is None:
             why = registrar.trouble if registrar is not None else None
             return Health((f"not registered yet: {why or 'asking the masters'}",))
         reasons, warnings = judge(incarnation.services, now_s()).reasons, incarnation.progress.warnings
         return Health(reasons if incarnation.lease.holds() else (*reasons, "the lease has ended"), warnings)
 
-    def _look(self, ticket: bytes) -> dict[str, Any] | None:
-        incarnation, journal = self._incarnation, self._journal
-        if incarnation is None or journal is None:
-            return None
-        most = incarnation.executor.policy.max_attempts
-        return describe_ticket(ticket, incarnation.name, journal, incarnation.lanes, most)
-
-    def _describe(self) -> dict[str, Any] | None:
-        """Return what this process is, and the messages whose handlers run, the longest first, for JSON; None while
-        there is no incarnation."""
-        incarnation, journal = self._incarnation, self._journal
-        if incarnation is None or journal is None:
-            return None
-        running = sorted(journal.running(), key=lambda left: left.start_us)
-        # Whoever can reach this may ask: places in the code, and not what stands there.
-        told, stacks = incarnation.stacks(), dict[bytes, list[str]]()
-        for left in running[:_MOST_STACKS]:
-            calls = re.findall(r'File "(.*)", line (\d+), in (.*)', told.get(left.stream_id, ""))[-_DEEPEST:]
-            stacks[left.stream_id] = [f"{file[-_LONGEST:]}:{line} in {name[:_LONGEST]}" for file, line, name in calls]
-        return {
-            "incarnation": incarnation.name,
-            "time_ms": run_us() // 1000,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "version": version(),
-            "handler": self._settings.handler,
-            "code": self._code,
-            "memory_bytes": psutil.Process().memory_info().rss,
-            "running": [
-                {
-                    "ticket_id": left.ticket.decode(),
-                    "id": left.stream_id.decode(),
-                    "attempt": left.before.starts,
-                    "started_ms": left.start_us // 1000,
-                    "stack": stacks.get(left.stream_id, []),
-                }
-                for left in running[:_MOST]
-            ],
-            "runs": len(running),
-        }
-
-    def _facts(self) -> dict[str, Any]:
-        incarnation = self._incarnation
+    def facts(self) -> dict[str, Any]:
+        incarnation = self.incarnation
         facts: dict[str, Any] = {
             "role": "consumer",
-            "name": self._settings.consumer_name,
-            "handler": self._settings.handler,
-            "code": self._code,
+            "name": self.settings.consumer_name,
+            "handler": self.settings.handler,
+            "code": self.code,
         }
         if incarnation is not None:
             tickets, messages = incarnation.lanes.load()

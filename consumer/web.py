@@ -3,76 +3,144 @@ explain what it waits for, and what this process is and runs. Work comes through
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import os
+import re
+import socket
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import psutil
 from flask import Flask, Response, request
 from prometheus_client.core import Metric
 
-from usher.common.base.clock import now_s
+from usher.common.base.clock import now_s, run_us, wall_ms
+from usher.common.base.extras import version
 from usher.common.http import app as web
 from usher.common.http.app import Problem, answer
-from usher.common.http.auth import Doorman, needs
-from usher.common.http.credentials import Role
-from usher.common.observability.metrics import Metrics, counter, counters, gauge, histogram, service_metrics
-from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.runtime.service import Health
+from usher.common.http.auth import Doorman
+from usher.common.http.credentials import Credentials, Role
+from usher.common.http.openapi import tells
+from usher.common.observability.metrics import counter, counters, gauge, histogram, service_metrics
 
 if TYPE_CHECKING:
+    from usher.consumer.execution.lanes import Lanes
     from usher.consumer.incarnation import Incarnation
+    from usher.consumer.lifecycle.journal import Journal
+    from usher.consumer.program import ConsumerProgram
 
 _TICKETS = b"/api/tickets/"
+#: Most queued messages that an answer names, and those of which it says where they run; calls of each, and characters
+#: of a file or a function.
+_MOST, _MOST_STACKS, _DEEPEST, _LONGEST = 200, 20, 8, 100
 
 
-def create_app(
-    doorman: Doorman,
-    health: Callable[[], Health],
-    facts: Callable[[], dict[str, Any]],
-    metrics: Metrics | None = None,
-    draining: Callable[[], bool] = lambda: False,
-    ticket: Callable[[bytes], dict[str, Any] | None] | None = None,
-    stalled: Callable[[], str] = lambda: "",
-    hosts: Collection[str] = (),
-    process: Callable[[], dict[str, Any] | None] | None = None,
-) -> Flask:
-    """Make the application. ``facts`` (name, incarnation and the like) are part of every health answer; they hold no
-    secret and need no token. Nor do ``ticket`` (ids, attempts and times of one ticket's messages here, but nothing of
-    their content) and ``process``; they return None while there is no incarnation."""
-    app = web.create_app(__name__, doorman, max_body=0, hosts=hosts)
-    web.add_health(app, health, facts, draining, stalled)
-    if metrics is not None:
-        web.add_metrics(app, metrics)
-    if ticket is not None:
-        _add_ticket(app, ticket)
-    if process is not None:
-        running = needs(Role.ANYBODY)(lambda: answer(_known(process())))
-        app.add_url_rule("/api/running", "running", running)
-    return app
+def create_app(program: ConsumerProgram) -> Flask:
+    """Make the application. No answer has a secret, nor anything of what messages contain; so none needs a token."""
+    settings = program.settings
+    # A page of somewhere else can make a name of its own lead here (DNS rebinding), but no address.
+    own = (settings.bind.rpartition(":")[0].strip("[]"), urlsplit(settings.advertise_url).hostname or "", "localhost")
+    hosts = filter(None, (web.ANY_ADDRESS, *own, *(host.strip() for host in settings.hosts.split(","))))
+    doorman = Doorman(Credentials(settings.api_token, settings.tokens_file))
+    app = web.create_app(__name__, doorman, max_body=0, hosts=tuple(hosts))
+    web.add_health(app, program.health, program.facts, lambda: program.stopped, lambda: program.liveness().stalled)
+    web.add_metrics(app, program.metrics)
 
+    def begun() -> tuple[Incarnation, Journal]:
+        incarnation, journal = program.incarnation, program.journal
+        if incarnation is None or journal is None:
+            problem = "this consumer has no incarnation at the moment"
+            raise Problem(503, "not_registered", problem, headers={"Retry-After": "1"})
+        return incarnation, journal
 
-def hosts_of(bind: str, advertise_url: str, named: str) -> tuple[str, ...]:
-    """Return the hosts that requests may name. Health and tickets need no token, and a page of somewhere else can make
-    a name of its own lead here (DNS rebinding), but no address."""
-    own = (bind.rpartition(":")[0].strip("[]"), urlsplit(advertise_url).hostname or "", "localhost")
-    return tuple(filter(None, (web.ANY_ADDRESS, *own, *(host.strip() for host in named.split(",")))))
-
-
-def _known(found: dict[str, Any] | None) -> dict[str, Any]:
-    if found is None:
-        raise Problem(
-            503, "not_registered", "this consumer has no incarnation at the moment", headers={"Retry-After": "1"}
-        )
-    return found
-
-
-def _add_ticket(app: Flask, look: Callable[[bytes], dict[str, Any] | None]) -> None:
     @app.get("/api/tickets/<rest:ticket_id>")
-    @needs(Role.ANYBODY)
+    @tells("What this consumer has of a ticket.", {200: dict[str, Any]}, role=Role.ANYBODY)
     def ticket(ticket_id: str) -> Response:
         # The bytes of the path, as WSGI keeps them: a ticket's name need be no text.
         asked = request.environ["PATH_INFO"].encode("latin-1").removeprefix(_TICKETS)
-        return answer(_known(look(asked) if len(asked) <= LONGEST_TICKET else None))
+        incarnation, journal = begun()
+        most = incarnation.executor.policy.max_attempts
+        return answer(describe_ticket(asked, incarnation.name, journal, incarnation.lanes, most))
+
+    @app.get("/api/running")
+    @tells("What this process is, and runs.", {200: dict[str, Any]}, role=Role.ANYBODY)
+    def running() -> Response:
+        return answer(_describe(program, *begun()))
+
+    return app
+
+
+def describe_ticket(
+    ticket: bytes, incarnation: str, journal: Journal, lanes: Lanes, max_attempts: int
+) -> dict[str, Any]:
+    """Return the state of ``ticket`` for JSON. ``entries``: messages that run (``running``), wait for the next attempt
+    (``waiting``), are queued, or wait for a child process (``apart``), in that order; one that runs in a child process
+    says so. A message that has ended and is not acknowledged yet is in none of them. It is read in passing: nothing is
+    kept for this."""
+    now_ms = wall_ms()
+    running = journal.running(ticket)
+    with lanes.lock:
+        queued, due_s, is_apart = lanes.board.look(ticket)
+    entries = [
+        _entry(left.stream_id, "running", left.before.starts, started_ms=left.start_us // 1000) | {"apart": is_apart}
+        for left in running
+    ]
+    names = {left.stream_id for left in running}
+    first = "apart" if is_apart else "waiting" if due_s is not None else "queued"
+    due_ms = now_ms + int(1000 * (due_s - now_s())) if due_s is not None else 0
+    for number, message in enumerate(queued[:_MOST]):
+        if message.stream_id not in names:
+            is_first = number == 0 and not running
+            entries.append(
+                _entry(
+                    message.stream_id,
+                    first if is_first else "queued",
+                    message.attempt,
+                    due_ms=due_ms if is_first else 0,
+                )
+            )
+    return {"incarnation": incarnation, "time_ms": now_ms, "max_attempts": max_attempts, "entries": entries}
+
+
+def _entry(entry_id: bytes, state: str, attempt: int, started_ms: int = 0, due_ms: int = 0) -> dict[str, Any]:
+    return {
+        "id": entry_id.decode(),
+        "state": state,
+        "attempt": attempt,
+        "started_ms": started_ms or None,
+        "due_ms": due_ms or None,
+    }
+
+
+def _describe(program: ConsumerProgram, incarnation: Incarnation, journal: Journal) -> dict[str, Any]:
+    """Return what this process is, and the messages whose handlers run, the longest first, for JSON."""
+    running = sorted(journal.running(), key=lambda left: left.start_us)
+    # Whoever can reach this may ask: places in the code, and not what stands there.
+    told, stacks = incarnation.stacks(), dict[bytes, list[str]]()
+    for left in running[:_MOST_STACKS]:
+        calls = re.findall(r'File "(.*)", line (\d+), in (.*)', told.get(left.stream_id, ""))[-_DEEPEST:]
+        stacks[left.stream_id] = [f"{file[-_LONGEST:]}:{line} in {name[:_LONGEST]}" for file, line, name in calls]
+    return {
+        "incarnation": incarnation.name,
+        "time_ms": run_us() // 1000,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "version": version(),
+        "handler": program.settings.handler,
+        "code": program.code,
+        "memory_bytes": psutil.Process().memory_info().rss,
+        "running": [
+            {
+                "ticket_id": left.ticket.decode(),
+                "id": left.stream_id.decode(),
+                "attempt": left.before.starts,
+                "started_ms": left.start_us // 1000,
+                "stack": stacks.get(left.stream_id, []),
+            }
+            for left in running[:_MOST]
+        ],
+        "runs": len(running),
+    }
 
 
 def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Metric]:

@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -192,7 +193,9 @@ def http_page() -> str:
     master = master_app(
         nothing, doorman=doorman, health_hosts=parse_hosts("127.0.0.1"), parts=nothing, metrics=Metrics()
     )
-    consumer = consumer_app(doorman, nothing, nothing, Metrics())
+    asked = SimpleNamespace(bind="", advertise_url="", hosts="", api_token="", tokens_file=None)
+    program: Any = SimpleNamespace(settings=asked, health=nothing, facts=nothing, metrics=Metrics())
+    consumer = consumer_app(program)
     text = _HTTP
     told = document(master, "")
     shared = told["components"]["responses"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,15 @@ from tests.integration.factories import LEASE_MS, World
 from usher.common.http import app as web
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Identity, Role, line_of
+from usher.common.http.serve import Liveness
+from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
+from usher.common.runtime.service import Health
+from usher.consumer.execution.lanes import Lanes
+from usher.consumer.lifecycle.journal import Journal
+from usher.consumer.policy.outcome import RetryPolicy
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.web.messages import message_routes
@@ -142,3 +148,14 @@ def busy(world: World) -> list[str]:
 
 def sign_in(site: Site, token: str) -> TestResponse:
     return site.client.post("/login", data={"token": token, "next": "/tickets"}, headers=HTML)
+
+
+def consumer_program(health: Callable[[], Health], **facts: str) -> SimpleNamespace:
+    """A consumer's program as far as its web application needs it."""
+    settings = SimpleNamespace(api_token="", tokens_file=None, bind="0.0.0.0:8721", hosts="scraped.example")
+    settings.advertise_url = "http://shop-1:8721"
+    program = SimpleNamespace(settings=settings, facts=lambda: facts, stopped=False, metrics=Metrics(), health=health)
+    executor = SimpleNamespace(policy=RetryPolicy(3, 0.0, 0.0))
+    program.incarnation = SimpleNamespace(name="c1:1", executor=executor, lanes=Lanes())
+    program.journal, program.liveness = Journal(None, "", "c1:1", 1), lambda: Liveness(1.0, "")
+    return program

@@ -22,7 +22,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import Entry
 from usher.common.sql.alchemy import sa
 from usher.master.leader.elector import Elector, Lead
-from usher.master.streamer.streamer import Pace, Streamer
+from usher.master.streamer.program import Pace, Streamer
 
 STREAM = "log"
 LEASE_MS = 60_000

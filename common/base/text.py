@@ -133,3 +133,12 @@ def json_line(document: object) -> str:
 def _code_units(one: str) -> str:
     units = one.encode("utf-16-be").hex()
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def info_lines(reply: bytes) -> dict[str, str]:
+    """Return the ``name:value`` lines of Redis' INFO and CLUSTER INFO.
+
+    >>> info_lines(b"# Memory\\r\\nmaxmemory:0\\r\\n")
+    {'maxmemory': '0'}
+    """
+    return dict(line.split(":", 1) for line in reply.decode(errors="replace").splitlines() if ":" in line)

@@ -3,29 +3,96 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from usher.common.base.clock import now_s
 from usher.common.base.durations import Duration, Moment, Number, moment_text
-from usher.common.base.errors import Behind, CallTimeout, NotNow, UsherError
+from usher.common.base.errors import Behind, CallTimeout, MessageUndecodable, NotNow, ReplyUnknown, UsherError
 from usher.common.base.text import escape_control, json_line, pluralize
 from usher.common.cli.progress import progress
 from usher.common.protocol.message import DUE_FIELD, FOR_FIELD
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
-from usher.common.sending.pipelined import Sender, SendingStopped, batches, paced
-from usher.common.sending.producer import LATEST_MS, LimitSign, Outgoing, Producer
+from usher.common.sending.producer import BATCH, LATEST_MS, LimitSign, Outgoing, Producer
 from usher.common.sending.workload import CsvSource, WorkloadUnusable, incidents, numbered
 
 #: Seconds between two looks of --wait.
 _LOOK_S = 0.5
+#: Seconds for which a message that has a uid is sent again; and of the naps between batches.
+_PATIENCE_S, _LONGEST_NAP_S, _SHORTEST_NAP_S = 10.0, 0.1, 0.001
+
+
+class SendingStopped(UsherError):
+    """Redis did not take all messages. ``Sender.accepted`` and ``Sender.unknown`` tell how many."""
+
+
+@dataclass
+class Sender:
+    """Adds messages to ``stream`` over one connection. ``accepted`` messages were certainly added; of ``unknown`` ones
+    it is not known. With ``dedup_s`` all have a uid: a batch whose answer was lost is sent again, and messages that had
+    arrived (``repeated``) are not added again."""
+
+    link: Link
+    stream: str
+    ticket_field: str
+    dedup_s: float = 0.0
+    accepted: int = 0
+    unknown: int = 0
+    repeated: int = 0
+    due_ms: Callable[[], int | None] = lambda: None  # for the next batch, if it is for later
+    last_due_ms: int | None = None  # of the last batch
+
+    def __post_init__(self) -> None:
+        given = (self.link, self.stream, self.ticket_field, self.dedup_s)
+        self._producer = Producer(*given, patience_s=_PATIENCE_S if self.dedup_s else 0.0)
+
+    def send(self, batch: Sequence[Outgoing]) -> list[str]:
+        """Add the messages in order; return their ids, those of first sends included. Raises SendingStopped, and NotNow
+        when the last trial did not happen."""
+        self.unknown = len(batch)
+        self.last_due_ms = self.due_ms()
+        try:
+            sent = self._producer.send_many(batch, self.last_due_ms)
+        except (ValueError, MessageUndecodable) as wrong:
+            self.unknown = 0  # checked before anything was sent
+            raise SendingStopped(str(wrong)) from wrong
+        except (ReplyUnknown, CommandRefused) as trouble:
+            raise SendingStopped(str(trouble)) from trouble
+        except NotNow:
+            self.unknown = len(batch) if len(batch) > 1 else 0  # several are perhaps more than one round trip
+            raise
+        self.unknown = 0
+        known = sum(one.repeated for one in sent)
+        self.repeated += known
+        self.accepted += len(sent) - known
+        return [one.id for one in sent]
+
+
+def paced(
+    messages: Iterable[Outgoing],
+    rate: float | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[list[Outgoing]]:
+    """Yield the messages in batches: message i is due at i / rate, however late the former ones were."""
+    source = iter(messages)
+    started, taken = clock(), 0
+    due = 1 if rate else BATCH
+    while batch := list(itertools.islice(source, min(due, BATCH))):
+        taken += len(batch)
+        yield batch
+        while rate and (due := int((clock() - started) * rate) + 1 - taken) < 1:
+            sleep(min(_LONGEST_NAP_S, max(_SHORTEST_NAP_S, started + taken / rate - clock())))
 
 
 @click.command(
@@ -239,7 +306,7 @@ def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before
     last_id, trouble, code = "", "", 0
     try:
         with progress(is_counted=False) as show:
-            for batch in paced(source, rate) if rate else batches(source):
+            for batch in paced(source, rate):
                 before()
                 last_id = sender.send(batch)[-1]
                 show(f"sending: {sender.accepted:,} messages", sender.accepted, 0)

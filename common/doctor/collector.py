@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import moment_text
 from usher.common.base.errors import GroupMissing, NotNow
+from usher.common.base.text import info_lines
 from usher.common.doctor.judgements import (
     Clock,
     DoctorFacts,
@@ -25,7 +26,6 @@ from usher.common.doctor.judgements import (
     TicketStreamFacts,
     examine_server,
     growth,
-    info_lines,
     memory_of,
 )
 from usher.common.doctor.source_status import SourcesReader

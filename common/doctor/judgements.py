@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from usher.common.base.text import info_lines
 from usher.common.protocol.mishaps import DeclaredLoss, Mishaps
 from usher.common.protocol.stream_id import rank
 
@@ -194,15 +195,6 @@ class Growth(NamedTuple):
     @property
     def bytes_per_day(self) -> float:
         return _DAY_S * self.per_second * (self.entry_bytes or 0.0)
-
-
-def info_lines(reply: bytes) -> dict[str, str]:
-    """Return the ``name:value`` lines of INFO and CLUSTER INFO.
-
-    >>> info_lines(b"# Memory\\r\\nmaxmemory:0\\r\\n")
-    {'maxmemory': '0'}
-    """
-    return dict(line.split(":", 1) for line in reply.decode(errors="replace").splitlines() if ":" in line)
 
 
 def info_of(*replies: Any) -> dict[str, str]:
@@ -518,24 +510,16 @@ def _rights(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         means = f"whether {who} may run all that Usher needs shows only at work"
         yield UNKNOWN("rights", rights.why or "not asked", means, "allow ACL DRYRUN to this user (Redis 7 or later)")
         return
-    fit = [name for name, commands in missing.items() if not commands]
     # A user that is named after a program is for that program; any other may be meant for a master or a consumer.
-    own = rights.user if rights.user in missing else None
-    few = _few(missing[own] if own else missing.get("master", ()), 8)
-    if len(fit) == len(missing):
-        means = "masters, consumers and all other programs can work under it"
-        yield OK("rights", f"{who} may run all that Usher needs", means)
-    elif own and own not in fit:
-        seen = f"{who} may not run {few} on all keys that {_a([own])} of this version uses"
-        means = f"parts of the work of {_a([own])} do not get done"
-        yield BAD("rights", seen, means, "give it the line that `usher acl` prints for it")
-    elif suits := [own] if own else [name for name in fit if name in ("master", "consumer")]:
-        seen = f"{who} may run all that {_a(suits)} needs, and not all that others need"
-        yield OK("rights", seen, f"{_a(suits)} can work under it; other programs have users of their own")
+    meant = [rights.user] if rights.user and rights.user in missing else ["master", "consumer"]
+    if suits := [name for name in meant if not missing[name]]:
+        yield OK("rights", f"{who} may run all that {_a(suits)} needs", f"{_a(suits)} can work under it")
     else:
-        means = "no master and no consumer can do all of its work under it" + (f"; {_a(fit)} can" if fit else "")
+        few, program = _few(missing[meant[0]], 8), _a(meant[:1])
+        seen = f"{who} may not run {few} on all keys that {program}"
+        means = f"parts of the work of {program} do not get done"
         do = "give it the line that `usher acl` prints for its program, and that program's name"
-        yield BAD("rights", f"{who} may not run: {few}", means, do)
+        yield BAD("rights", f"{seen} of this version uses", means, do)
 
 
 def _a(programs: Iterable[str]) -> str:

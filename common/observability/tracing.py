@@ -26,13 +26,14 @@ from usher.common.protocol.message import EntryView
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Link, Span, SpanKind, Tracer
+    from opentelemetry.trace import Link, Span, Tracer
 
 log = logging.getLogger(__name__)
 
 #: The field of a message that names the span it was sent in, and the field that may accompany it.
 FIELD = "traceparent"
 _STATE = "tracestate"
+_GROUP = "messaging.consumer.group.name"
 
 
 def tracer() -> Tracer | None:
@@ -58,9 +59,7 @@ def sending(stream: str, count: int) -> AbstractContextManager[None]:
     of = tracer()
     if of is None:
         return nullcontext()
-    from opentelemetry.trace import SpanKind
-
-    return _CallSpan(lambda: _begin(of, SpanKind.PRODUCER, "send", stream, {"messaging.batch.message_count": count}))
+    return _CallSpan(lambda: _begin(of, "send", stream, {"messaging.batch.message_count": count}))
 
 
 def traced(
@@ -127,27 +126,20 @@ class _CallSpan:
 
 def _begin_message(of: Tracer, stream: str, group: str, message: Any) -> AbstractContextManager[Span]:
     facts = {"messaging.message.id": message.id, "usher.ticket_id": message.ticket_id}
-    facts |= {"usher.fence": message.fence, "usher.attempt": message.attempt}
-    return _begin_process(of, stream, group, facts, context=_parent(message.fields))
+    facts |= {"usher.fence": message.fence, "usher.attempt": message.attempt, _GROUP: group}
+    return _begin(of, "process", stream, facts, context=_parent(message.fields))
 
 
 def _begin_batch(of: Tracer, stream: str, group: str, messages: Sequence[EntryView]) -> AbstractContextManager[Span]:
-    facts = {"messaging.batch.message_count": len(messages)}
-    return _begin_process(of, stream, group, facts, links=links_to([message.fields.get(FIELD) for message in messages]))
-
-
-def _begin_process(
-    of: Tracer, stream: str, group: str, facts: Mapping[str, Any], **more: Any
-) -> AbstractContextManager[Span]:
-    from opentelemetry.trace import SpanKind
-
-    facts = {"messaging.consumer.group.name": group, **facts}
-    return _begin(of, SpanKind.CONSUMER, "process", stream, facts, **more)
+    facts = {"messaging.batch.message_count": len(messages), _GROUP: group}
+    return _begin(of, "process", stream, facts, links=links_to([message.fields.get(FIELD) for message in messages]))
 
 
 def _begin(
-    of: Tracer, kind: SpanKind, operation: str, stream: str, facts: Mapping[str, Any], **more: Any
+    of: Tracer, operation: str, stream: str, facts: Mapping[str, Any], **more: Any
 ) -> AbstractContextManager[Span]:
+    from opentelemetry.trace import SpanKind
+
     attributes = {
         "messaging.system": "usher",
         "messaging.operation.name": operation,
@@ -157,7 +149,7 @@ def _begin(
     }
     return of.start_as_current_span(
         f"{operation} {stream}",
-        kind=kind,
+        kind=SpanKind.PRODUCER if operation == "send" else SpanKind.CONSUMER,
         attributes=attributes,
         record_exception=False,
         set_status_on_exception=False,

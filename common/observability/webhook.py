@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
@@ -78,6 +77,7 @@ class Webhook(Service):
     """
 
     name = "bell"
+    stalls_after_s = 60.0  # longer than the longest pause
 
     def __init__(
         self, url: str, about: Mapping[str, str], pause_s: float = 5.0, secret: str = "", ca: Path | None = None
@@ -85,17 +85,12 @@ class Webhook(Service):
         """Make the service. ``ca``: a file of the trusted CAs; None: those of the system."""
         super().__init__()
         self._secret = secret
-        self._id = ""
         self._url = url
         self._about = dict(about)
         self._pause_s = pause_s
         self._lock = threading.Lock()
         self._waiting: deque[dict[str, Any]] = deque()  # guarded by self._lock, as is the next
         self._left_out = 0
-        self._batch: list[dict[str, Any]] = []
-        self._batch_left_out = 0
-        self._tries = 0
-        self._not_before_s = 0.0
         import requests  # here, because few programs have a webhook, and it costs each 4 MiB
 
         self._session = requests.Session()
@@ -113,47 +108,34 @@ class Webhook(Service):
         self.wake()
 
     def run_once(self) -> float:
-        wait_s = self._not_before_s - now_s()
-        if wait_s > 0:
-            return min(wait_s, self.stalls_after_s / 3)
-        if not self._tries:
-            self._take()
-        if not self._batch:
+        with self._lock:
+            batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
+            left_out, self._left_out = (self._left_out, 0) if batch else (0, self._left_out)
+        if not batch:
             return self.stalls_after_s / 3
-        self._tries += 1
-        trouble = self._post()
+        body = orjson.dumps({**self._about, "dead_letters": batch, "left_out": left_out})
+        message_id = f"msg_{secrets.token_urlsafe(18)}"
+        for number in range(_TRIES):
+            trouble = self._post(message_id, body)
+            if trouble is None or self.stopping:
+                break
+            self._stop.wait(self._pause_s * 2**number)
+            self.made_progress()
         if trouble is None:
-            self.sent += len(self._batch)
-        elif self._tries < _TRIES:
-            self._not_before_s = now_s() + self._pause_s * 2 ** (self._tries - 1)
-            return 0.0
+            self.sent += len(batch)
         else:
-            self.dropped += len(self._batch)
-            event(
-                log,
-                "webhook_failed",
-                level=logging.WARNING,
-                url=redact_webhook_url(self._url),
-                letters=len(self._batch),
-                why=trouble,
-            )
-        self._tries = 0
-        self._not_before_s = now_s() + self._pause_s
+            self.dropped += len(batch)
+            url = redact_webhook_url(self._url)
+            event(log, "webhook_failed", level=logging.WARNING, url=url, letters=len(batch), why=trouble)
+        self._stop.wait(self._pause_s)
         return 0.0
 
-    def _take(self) -> None:
-        with self._lock:
-            self._batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
-            self._id = f"msg_{secrets.token_urlsafe(18)}"
-            self._batch_left_out, self._left_out = (self._left_out, 0) if self._batch else (0, self._left_out)
-
-    def _post(self) -> str | None:
-        body = orjson.dumps({**self._about, "dead_letters": self._batch, "left_out": self._batch_left_out})
+    def _post(self, message_id: str, body: bytes) -> str | None:
         headers = {"Content-Type": "application/json"}
         if self._secret:
             at_s = int(time.time())
-            headers |= {"webhook-id": self._id, "webhook-timestamp": str(at_s)}
-            headers["webhook-signature"] = signature(self._secret, self._id, at_s, body)
+            headers |= {"webhook-id": message_id, "webhook-timestamp": str(at_s)}
+            headers["webhook-signature"] = signature(self._secret, message_id, at_s, body)
         try:
             with self._session.post(
                 self._url, data=body, headers=headers, timeout=_TIMEOUT_S, allow_redirects=False, stream=True

@@ -6,7 +6,7 @@ exactly once.
     application       one SQL transaction: its own rows, and a row in staged_log_records
                       (writer.py, or plain SQL: queries.sql)
     `usher streamer`  rows -> entries of the ticket stream, in order; then the rows are deleted
-                      (master/streamer/streamer.py, store.py, rows.py)
+                      (master/streamer/program.py, store.py, rows.py)
     the stream        what every reader sees: the masters' groups, and
     LogConsumer       one SQL transaction: effects, state, checkpoint (log_consumer.py)
     `usher trim`      cuts what no group and no checkpoint needs any more (master/operations/trimming.py)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from usher.common.base.errors import SqlBusy, SqlTrouble, StartRefused, UsherError
-from usher.common.outbox.sql_files import DIALECTS, queries, schema
+from usher.common.outbox.rows import DIALECTS, queries, schema
 from usher.common.sql.alchemy import sa
 from usher.common.sql.engine import postgres_args
 from usher.common.sql.errors import CANCELED, PassingCause, driver_message, is_autocommit, passing, sqlstate

@@ -46,8 +46,7 @@ from usher.common.outbox.database import (
     open_engine,
     sql_trouble,
 )
-from usher.common.outbox.rows import LONGEST_UID, as_json
-from usher.common.outbox.sql_files import queries
+from usher.common.outbox.rows import LONGEST_UID, as_json, queries
 from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.message import UID_FIELD, as_mapping, first_value
 from usher.common.protocol.sources import FROM_FIELD

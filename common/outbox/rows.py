@@ -1,14 +1,19 @@
-"""Turn rows of the outbox into messages, or name why a row cannot become one; and values of applications into JSON,
-whole or not at all. Pure."""
+"""Turn rows of the outbox into messages, or name why a row cannot become one; values of applications into JSON, whole
+or not at all; and read the .sql files of this folder: named queries, and the tables, a template. Needs no SQLAlchemy.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
+import re
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from typing import Any, NamedTuple
 
+import jinja2
 import orjson
 
 from usher.common.base.errors import MessageUndecodable
@@ -192,3 +197,32 @@ def _not_finite(value: Any) -> str:
         if type(part) not in _NO_NUMBERS and (found := _not_finite(part)):
             return place.format(key) + found
     return ""
+
+
+DIALECTS = ("sqlite", "postgresql", "mysql")
+
+_NAME = re.compile(r"^-- name: (\w+)(?: \[([\w, ]+)\])?$")
+
+
+@functools.cache
+def queries(dialect: str) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in _read("queries.sql").splitlines():
+        heading = _NAME.match(line)
+        if heading:
+            lines = []
+            if heading[2] is None or dialect in heading[2].split(", "):
+                found[heading[1]] = lines
+        elif not line.startswith("--"):
+            lines.append(line)
+    return {name: "\n".join(lines).strip().rstrip(";") for name, lines in found.items()}
+
+
+def schema(dialect: str) -> str:
+    template = jinja2.Template(_read("schema.sql"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    return template.render(dialect=dialect, row_bytes=ROW_BYTES)
+
+
+def _read(name: str) -> str:
+    return (resources.files("usher.common") / "outbox" / name).read_text(encoding="utf-8")

@@ -12,8 +12,7 @@ import orjson
 
 from usher.common.base.errors import SqlBusy, SqlTrouble
 from usher.common.outbox.database import check_schema, migrate, open_engine, sql_trouble
-from usher.common.outbox.rows import BATCH_BYTES, ROW_BYTES, Refusal, RefusedRow, Row, TicketRows
-from usher.common.outbox.sql_files import queries
+from usher.common.outbox.rows import BATCH_BYTES, ROW_BYTES, Refusal, RefusedRow, Row, TicketRows, queries
 from usher.common.sql.alchemy import sa
 
 #: Has a streamer wait for SQLite's one write lock for a moment only: its lease must not end meanwhile. Same as

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -42,23 +42,6 @@ class RunRecord(NamedTuple):
     into: str = ""
 
 
-class Executed(Protocol):
-    @property
-    def ticket(self) -> bytes: ...
-    @property
-    def stream_id(self) -> bytes: ...
-    @property
-    def fence(self) -> int: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def start_us(self) -> int: ...
-    @property
-    def end_us(self) -> int: ...
-    @property
-    def flat(self) -> Sequence[bytes]: ...
-
-
 class Ran(NamedTuple):
     """The handler that ran them, and the fields in which its messages have tenants and priorities."""
 
@@ -72,13 +55,13 @@ _NONE: Mapping[bytes, bytes] = {}
 
 def encode(
     consumer: str,
-    executed: Sequence[Executed],
+    executed: Sequence[Any],
     outcomes: Sequence[str] = (),
     by: Ran = _UNKNOWN,
     into: Mapping[bytes, bytes] = _NONE,
 ) -> bytes:
-    """Encode these executions as one record. ``outcomes``: one for each; if empty, all are done. ``into``: ids of runs
-    by those of what they absorbed."""
+    """Encode these executions (messages as they ended, or ``Finished``) as one record. ``outcomes``: one for each; if
+    empty, all are done. ``into``: ids of runs by those of what they absorbed."""
     record: dict[str, Any] = {
         "consumer": consumer,
         "ids": orjson.Fragment(b'["%b"]' % b'","'.join([e.stream_id for e in executed])),
@@ -117,7 +100,7 @@ def decode(record: bytes) -> Iterator[RunRecord]:
         yield RunRecord(columns["consumer"], ticket, entry_id, fence, attempt, start_us, end_us, outcome, into=into)
 
 
-def encode_kept(consumer: str, run: Executed, outcome: str, error: str = "") -> bytes:
+def encode_kept(consumer: str, run: Any, outcome: str, error: str = "") -> bytes:
     """Encode an execution as a line that is kept with its message, while that is unfinished, and in its dead letter."""
     return orjson.dumps((consumer, run.fence, run.attempt, run.start_us, run.end_us, outcome, error))
 

@@ -153,7 +153,7 @@ def _consumer(keys: Keys, replies: tuple[str, ...]) -> tuple[Grant, ...]:
         Grant(("xreadgroup", "xread", "xrange", "xack", "xclaim", "xpending", "xgroup|delconsumer"), (keys.stream,)),
         Grant(("xinfo|stream", "xinfo|groups", "xlen"), (keys.stream,)),
         Grant(("hget", "hmget", "hset", "hdel", "hlen", "exists"), (keys.tickets, keys.attempts, keys.noted("*"))),
-        Grant(("pexpire", "hscan"), (lease, keys.noted("*"))),
+        Grant(("pexpire",), (lease, keys.noted("*"))),
         Grant(("get", "getex", "set", "exists", "pttl"), (lease,)),
         Grant(("del",), (lease, inbox)),
         Grant(("xread", "xrange", "xtrim"), (inbox,)),
@@ -189,7 +189,7 @@ def _senders(given: Sequence[str], log: LogKeys, taken: str) -> tuple[AclProgram
                     ("llen", "lindex", "ltrim", "rpush", "pexpire"),
                     tuple(waiting_key(one, "*", b"").decode() for one in given),
                 ),
-                Grant(("xread", "xtrim"), tuple(LogKeys(one).replies("*") for one in given)),
+                Grant(("xread", "xdel"), tuple(LogKeys(one).replies("*") for one in given)),
             ),
         ),
     )

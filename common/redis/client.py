@@ -25,6 +25,7 @@ import redis
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
 from usher.common.base.log import redacted
+from usher.common.base.text import info_lines
 from usher.common.redis.endpoints import (
     CLUSTER,
     Place,
@@ -57,19 +58,6 @@ AUTH, REFUSED = "AUTH", "REFUSED"
 _FULL = "max number of clients"
 #: "UNBLOCKED" alone says that somebody ended the wait, most often a failover: the server is another one's replica now.
 _GROUP_GONE = ("NOGROUP ", "UNBLOCKED the stream key no longer exists")
-#: The first words that redis-py strips from errors, by its class for them.
-_BY_CLASS = {
-    "NoScriptError": "NOSCRIPT",
-    "BusyLoadingError": "LOADING",
-    "ReadOnlyError": "READONLY",
-    "OutOfMemoryError": "OOM",
-    "MovedError": "MOVED",
-    "AskError": "ASK",
-    "TryAgainError": "TRYAGAIN",
-    "ClusterDownError": "CLUSTERDOWN",
-    "MasterDownError": "MASTERDOWN",
-    "NoPermissionError": "NOPERM",
-}
 #: What to look at when TLS fails, whose library leaves the cause to be guessed; and words of such errors.
 _OVER_TLS = (
     "over TLS: does the URL begin with rediss; is the server's certificate valid, and for this host; does ssl_ca_certs"
@@ -127,7 +115,8 @@ def named(error: redis.RedisError) -> Exception:
     text = str(error)
     if why := text.partition("discarded because of: ")[2]:  # EXECABORT: it became so between the queueing and EXEC
         return named(redis.ResponseError(why))
-    word = _BY_CLASS.get(type(error).__name__, text.split(" ", 1)[0])
+    # redis-py strips the first words that it knows, of which ERR says nothing.
+    word = text.split(" ", 1)[0] if error.status_code in (None, "ERR") else error.status_code
     if word == "NOSCRIPT":
         return ScriptMissing(word, text)
     # Inside a script the first word is followed by Redis' own wrapping, before 7.0 even "ERR Error running script ...
@@ -383,7 +372,7 @@ class Link:
         told = []
         for section in ("server", "replication"):
             connection.send_command("INFO", section, check_health=False)
-            told.append(_info(connection.read_response()))
+            told.append(info_lines(connection.read_response()))
         server, replication = told
         if replication.get("role") == "slave":
             raise NotNow("READONLY", "Redis: this is a replica")
@@ -513,7 +502,7 @@ def check_reachable(url: str) -> None:
     except (ValueError, redis.RedisError) as wrong:
         raise SettingsError([f"USHER_REDIS_URL cannot be read: {wrong}"]) from None
     try:
-        server = _info(link.call("INFO", "server"))
+        server = info_lines(link.call("INFO", "server"))
     except NotNow as trouble:
         if trouble.kind == "LOADING":
             return  # the server is there and will answer; the loops wait for it
@@ -529,7 +518,3 @@ def check_reachable(url: str) -> None:
     version = server.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < (6, 2):
         raise StartRefused(f"USHER_REDIS_URL: Redis {version} is too old; Usher needs 6.2.14 or later (XAUTOCLAIM)")
-
-
-def _info(reply: bytes) -> dict[str, str]:
-    return dict(line.split(":", 1) for line in reply.decode(errors="replace").splitlines() if ":" in line)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hiredis
@@ -18,10 +17,10 @@ import redis
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, ReplyUnknown, UsherError
-from usher.common.base.log import event
 from usher.common.redis.client import describe_unreachable, named
 from usher.common.redis.endpoints import has_moved, make_connection, misled
 from usher.common.redis.private_names import socket_of
+from usher.common.runtime.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +33,6 @@ _QUIET_S = 5.0
 #: Connections in a row that ended at the question, after which the question is taken for the reason. They have pauses
 #: between them, so that a restarting server, or an operator who kills connections, is not taken for it.
 _MOST_HUNG_UP = 5
-#: Seconds within which a change that somebody has found must be reported, or it counts as lost; and the number of lost
-#: ones after which reports are not trusted any more.
-_SAID_WITHIN_S, _MOST_UNSAID = 1.0, 3
 #: The parser's answer when it has no whole message; None would be a reply.
 _NOTHING = object()
 
@@ -45,14 +41,27 @@ class TrackingRefused(UsherError):
     """This server, or a proxy before it, does not report changes."""
 
 
-class ChangeEar:
-    """Hears which keys under ``prefixes`` (none: all keys) change. It only says where to look: nothing is lost when a
-    report is. Used by one thread, except for ``interrupt`` and ``unsaid``. Every trouble ends the connection; the next
-    ``listen`` makes another."""
+class ChangeEar(Service):
+    """Service that hears which keys under ``prefixes`` (none: all keys) change. ``changed`` gets what ``listen``
+    returns: it only says where to look, and nothing is lost when a report is. ``refused`` is called, once, when Redis
+    cannot announce changes or does not do so reliably, and why; it has then nothing more to do. Every trouble ends the
+    connection; the next turn makes another."""
 
-    def __init__(self, url: str, name: str, prefixes: Sequence[bytes]) -> None:
+    name = "watch"
+
+    def __init__(
+        self,
+        url: str,
+        client: str,
+        prefixes: Sequence[bytes],
+        changed: Callable[[list[bytes] | None], object] = lambda changed: None,
+        refused: Callable[[str], object] = lambda why: None,
+    ) -> None:
+        super().__init__()
         self._url = url
-        self._name = name
+        self._client = client
+        self._changed, self._refused = changed, refused
+        self.why = ""  # it is refused
         # An empty prefix means every key, and Redis is asked for every key by giving no prefix.
         self._wanted = [word for prefix in prefixes if prefix for word in (b"PREFIX", prefix)]
         self._connection: Any = None
@@ -60,8 +69,18 @@ class ChangeEar:
         self._reader: Any = None
         self._hung_up = 0
         self._heard_s, self._asked = 0.0, False
-        self._unsaid: dict[bytes, float] = {}  # key -> when a change of it was found that was not reported
-        self._lost: Counter[bytes] = Counter()
+
+    def run_once(self) -> float:
+        if self.why:
+            return self.stalls_after_s / 3
+        try:
+            self._changed(self.listen())
+        except TrackingRefused as refused:
+            self.close()
+            if not self.stopping:
+                self.why = str(refused)
+                self._refused(self.why)
+        return 0.0
 
     def listen(self) -> list[bytes] | None:
         """Wait a little, and return the keys that have changed; None: any may have (a new connection, FLUSHALL). Raises
@@ -85,31 +104,6 @@ class ChangeEar:
                 changed += message[1]
         return changed
 
-    def unsaid(self, keys: Iterable[bytes]) -> None:
-        """Note changes that were found, and not reported so far. Any thread may call it."""
-        for key in keys:
-            self._unsaid.setdefault(key, now_s())
-
-    def judge(self, changed: list[bytes] | None) -> None:
-        """Judge whether changes are reported: call it with what ``listen`` returned, after that was passed on. Raises
-        TrackingRefused when too many were not. After a new connection the count begins anew."""
-        if changed is None:
-            self._unsaid.clear()
-            self._lost.clear()
-            return
-        for key in changed:
-            self._unsaid.pop(key, None)
-            # It is reported: a change that came too late, or was handled by another process, is no loss.
-            self._lost.pop(key, None)
-        late = [key for key, found_s in list(self._unsaid.items()) if now_s() - found_s > _SAID_WITHIN_S]
-        if late:
-            event(log, "change_notification_missed", level=logging.WARNING, streams=len(late))
-        for key in late:
-            self._unsaid.pop(key, None)
-        self._lost.update(late)
-        if self._lost.total() >= _MOST_UNSAID:
-            raise TrackingRefused(f"{self._lost.total()} changes were not announced")
-
     def interrupt(self) -> None:
         if (sock := self._socket) is not None:
             try:
@@ -122,10 +116,12 @@ class ChangeEar:
         if self._connection is not None:
             self._connection.disconnect()
 
+    on_end = close
+
     def _connect(self) -> None:
         self._connection = None
         try:
-            self._connection = make_connection(self._url, self._name, _TIMEOUT_S)
+            self._connection = make_connection(self._url, self._client, _TIMEOUT_S)
             self._connection.connect()
             self._socket = sock = socket_of(self._connection)
         except (redis.RedisError, OSError) as failed:

@@ -238,7 +238,7 @@ class RouterCoordinator:
                 calls: list[_Call] = []
                 if entries:
                     self._share(read, [EntryView(*entry) for entry in entries], calls)
-                elif not (read.swept or self.book.in_turn):
+                elif read.urgent:
                     self.counters["empty_reads"] += 1
                 if calls:
                     called.append((read, more, calls))

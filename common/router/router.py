@@ -1,13 +1,20 @@
 """``StreamRouter``: any number of streams on a handful of connections.
 
-Two modes. *change-driven*: two connections; on one Redis says which keys have changed (CLIENT TRACKING, BCAST), on the
-other one read brings just those. *portable*: a few readers ask for all streams in turn. The router falls back to it
-where Redis does not announce changes. What a subscription may rely on: docs/plain-streams.md.
+Two modes. *change-driven*: two connections; on one Redis says which keys have changed (``ChangeEar``), on the other one
+read without waiting brings just those. What changes during a read is read by the next one, so that the reads grow with
+the load. Unannounced changes (a connection that broke, a proxy that drops messages) are found by a sweep: of everything
+after every connect, and by a slow one that never ends.
+
+*portable*, where Redis does not announce changes: every reader takes the streams whose turn it is, asks for all of them
+with one XREAD, and puts them back at the end of the queue, so an entry waits until its stream's turn comes.
+
+What a subscription may rely on: docs/plain-streams.md.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -32,12 +39,14 @@ from usher.common.router.desk import (
     RouterOptions,
     Subscription,
 )
-from usher.common.router.reading import ChangeWatch, StreamReader
+from usher.common.router.schedule import Read
 from usher.common.runtime.service import Service
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE, _PAUSE_S = 1000, 0.1
+#: Seconds until a reader that has nothing to read looks again; where Redis announces changes, it is woken.
+_IDLE_S, _LONGEST_IDLE_S = 0.2, 1.0
 
 
 class _Now(Enum):
@@ -55,6 +64,65 @@ class Mode(Enum):
 
 #: What it counts of the present, too.
 _COUNTS_NOW = {"streams": "Streams with subscriptions.", "queued": "Streams to be read.", "connections": "Connections."}
+
+
+class StreamReader(Service):
+    """Service that reads what the schedule says."""
+
+    def __init__(self, name: str, link: Link, desk: RouterCoordinator, options: RouterOptions) -> None:
+        super().__init__()
+        self.name = name
+        self._link = link
+        self._desk = desk
+        self._options = options
+        self._connections = 0
+        self._sweep_at_s = now_s() + _LONGEST_IDLE_S
+
+    def run_once(self) -> float:
+        options, in_turn = self._options, self._desk.book.in_turn
+        self._look_again(in_turn)
+        reads = self._desk.take(options.xread_streams)
+        if not reads:
+            return _IDLE_S if in_turn else max(0.0, min(_LONGEST_IDLE_S, self._sweep_at_s - now_s()))
+        return self._read(reads, in_turn, options.xread_block_millis if in_turn else None)
+
+    def _read(self, reads: Sequence[Read], in_turn: bool, block_ms: int | None) -> float:
+        command = self._desk.read_command(reads, block_ms)
+        try:
+            found = dict(self._link.call(*command, block_s=(block_ms or 0) / 1000) or ())
+        except CommandRefused as refused:
+            if len(reads) == 1:
+                self._desk.refused(reads[0], refused)
+            for at, read in enumerate(reads if len(reads) > 1 else ()):  # one of the streams makes the read of all fail
+                try:
+                    self._read([read], in_turn, None)
+                except BaseException:
+                    self._desk.failed(reads[at + 1 :])
+                    raise
+            return 0.0
+        except BaseException:
+            self._desk.failed(reads)
+            raise
+        self._desk.came(reads, found)
+        return _IDLE_S / 4 if in_turn and block_ms is None and not found else 0.0
+
+    def interrupt(self) -> None:
+        self._link.interrupt()
+
+    def _look_again(self, in_turn: bool) -> None:
+        """Have all read after a new connection, behind which may be another server, and, of those that are read when
+        they change, some all the same."""
+        now, book = now_s(), self._desk.book
+        if self._link.connections != self._connections:
+            if self._connections:
+                with self._desk.lock:
+                    book.want_all()
+            self._connections = self._link.connections
+        if not in_turn and now >= self._sweep_at_s:
+            every_s = min(_LONGEST_IDLE_S, self._options.sweep_seconds)
+            with self._desk.lock:
+                book.sweep(math.ceil(len(book.streams) * every_s / self._options.sweep_seconds))
+            self._sweep_at_s = now + every_s
 
 
 class StreamRouter(Reader):
@@ -87,12 +155,11 @@ class StreamRouter(Reader):
         self._stopped = False
         #: The mode in use, and the reason when it is not the requested one.
         self.mode, self.why = mode, ""
-        ear = ChangeEar(url, f"{name}:router-hear", self._prefixes)
+        self._watch = ChangeEar(url, f"{name}:router-hear", self._prefixes, self._heard, self._fall_back)
         self._readers = [
-            StreamReader(one, Link(url, f"{name}:{one}"), self._desk, self._options, ear.unsaid)
+            StreamReader(one, Link(url, f"{name}:{one}"), self._desk, self._options)
             for one in (f"router-{number}" for number in range(1, self._options.worker_count + 1))
         ]
-        self._watch = ChangeWatch(ear, self._desk, self._ring, self._fall_back)
         self._ask, self._asking = Link(url, f"{name}:router-ask"), threading.Lock()
         self._desk.book.in_turn = mode is Mode.PORTABLE
         self._desk.on_work = self._ring
@@ -228,8 +295,17 @@ class StreamRouter(Reader):
         for reader in self._readers:
             reader.wake()
 
+    def _heard(self, changed: list[bytes] | None) -> None:
+        with self._desk.lock:
+            if changed is None:
+                self._desk.book.want_all()
+            else:
+                self._desk.counters["announced"] += self._desk.book.announced(changed)
+        if changed != []:
+            self._ring()
+
     def _fall_back(self, why: str) -> None:
-        """Switch to the portable mode. Called on the thread of the change-driven watch, which has ended."""
+        """Switch to the portable mode."""
         with self._lock:
             if self._stopped:
                 return

@@ -21,8 +21,6 @@ from usher.common.protocol.stream_id import rank
 _QUEUED, _URGENT, _READING = 1, 2, 4
 #: Announced, or got a subscription, while it was being read.
 _AGAIN = 8
-#: Queued by the sweep, without an announced change.
-_SWEPT = 16
 
 
 class Stream:
@@ -47,11 +45,11 @@ class ReadPosition:
 
 
 class Read(NamedTuple):
-    """A read to do: entries of ``stream`` above ``after``. ``swept``: no change was announced."""
+    """A read to do: entries of ``stream`` above ``after``. ``urgent``: a change was announced."""
 
     stream: Stream
     after: bytes
-    swept: bool = False
+    urgent: bool = False
 
 
 class ReadSchedule:
@@ -107,8 +105,6 @@ class ReadSchedule:
         del self._pass[-count:]
         for stream in chosen:
             if stream.places:
-                if not stream.marks & (_QUEUED | _READING):
-                    stream.marks |= _SWEPT
                 self._want(stream)
 
     def take(self, most: int) -> list[Read]:
@@ -116,17 +112,13 @@ class ReadSchedule:
         while len(reads) < most and (stream := self._next()) is not None:
             marks = stream.marks
             after = _lowest(stream)
-            stream.marks = marks & ~(_QUEUED | _URGENT | _AGAIN | _SWEPT)
+            stream.marks = marks & ~(_QUEUED | _URGENT | _AGAIN)
             if after is None:
                 self._forget_unused(stream)
                 continue
             stream.marks |= _READING
-            reads.append(Read(stream, after, bool(marks & _SWEPT)))
+            reads.append(Read(stream, after, bool(marks & _URGENT)))
         return reads
-
-    @staticmethod
-    def heard_of(read: Read) -> bool:
-        return bool(read.stream.marks & _AGAIN)
 
     @property
     def queued(self) -> int:
@@ -178,7 +170,7 @@ class ReadSchedule:
             stream.marks |= _QUEUED | (marks & _URGENT)
             (self._urgent if marks & _URGENT else self._queue).append(stream)
         elif marks & _URGENT and not stream.marks & _URGENT:
-            stream.marks = (stream.marks | _URGENT) & ~_SWEPT
+            stream.marks |= _URGENT
             self._urgent.append(stream)  # its place in the other queue is skipped
 
     def _forget_unused(self, stream: Stream) -> None:

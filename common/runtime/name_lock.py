@@ -14,7 +14,6 @@ folder, two living clones would each prove the other dead: give them different n
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -44,9 +43,8 @@ class NameLock:
       arbiter and outlive the worker, which is the process that has to be proved dead.
     * It is close-on-exec: a program that a handler starts does not keep the name. A child *forked* by a handler does,
       because it may still be doing that handler's work.
-    * The file is unlinked only if children of a dead holder keep its lock, maybe for ever (``begin_anew``). An open
-      inode keeps its number, so even then, or if the folder is cleaned up, equal numbers mean the same lock; unequal
-      ones only mean that the successor has to wait for the lease.
+    * An open inode keeps its number, so also if the folder is cleaned up equal numbers mean the same lock; unequal ones
+      only mean that the successor has to wait for the lease. So it must while children of a dead holder have the lock.
     * A second file, ``<name>.process``, has a record lock, which children do not inherit: it tells the holder from its
       children. It is taken first, and the other lock never without it: else a process suspended between the two would
       be taken for dead. It proves nothing; and no descriptor of it is ever closed, because that would free it.
@@ -58,15 +56,13 @@ class NameLock:
         self._descriptor: int | None = None
         self._taken_by = 0
         self._process: int | None = None  # the descriptor of the second file
-        #: True if children of the former holder still have its lock, so that its journal is not ours to read.
-        self.is_anew = False
 
     def acquire(self) -> str | None:
         """Take the lock for the life of this process.
 
         Returns the evidence ``boot-id:device:inode:moment``, or ``NO_LOCK`` where the system has none; None when
-        another living process holds the lock. Taking it again is fine, and gives a later moment. Raises StartRefused
-        when the file cannot be created or locked.
+        another living process has the lock, or children of a dead one. Taking it again is fine, and gives a later
+        moment. Raises StartRefused when the file cannot be created or locked.
         """
         if self._descriptor is not None and self._taken_by == os.getpid():
             return self._evidence(self._descriptor)
@@ -95,29 +91,8 @@ class NameLock:
             if problem.errno in _NO_FLOCK:
                 return NO_LOCK
             raise StartRefused(f"USHER_STATE_DIR: {self.path} cannot be locked: {problem}") from problem
-        if not self._is_still_there(descriptor):  # another process has begun anew between our open and our lock
-            os.close(descriptor)
-            return self.acquire()
         self._descriptor, self._taken_by = descriptor, os.getpid()
         return self._evidence(descriptor)
-
-    def begin_anew(self) -> str | None:
-        """Take a new lock after ``acquire`` returned None, if the holder has ended and only its children keep the old
-        lock. This proves nothing about that holder, whose children may still do its work: its lease must end first. But
-        our own successor need not wait for our lease. Returns the evidence; None if the holder is alive."""
-        if not self._is_the_process():
-            return None
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-        evidence = self.acquire()
-        self.is_anew = evidence is not None
-        return evidence
-
-    def _is_still_there(self, descriptor: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(descriptor), self.path.stat(follow_symlinks=False))
-        except OSError:
-            return False
 
     def _is_the_process(self) -> bool | None:
         """Take the record lock, or keep it: True if this process has it, False if another one does, None if the file

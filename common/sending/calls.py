@@ -21,8 +21,8 @@ import orjson
 from usher.common.base.clock import now_s
 from usher.common.base.errors import CallTimeout, Failed, UsherError
 from usher.common.protocol.keys import LogKeys
-from usher.common.protocol.stream_id import ZERO, from_rank, rank
-from usher.common.redis.client import CommandRefused, Link
+from usher.common.protocol.stream_id import ZERO
+from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.runtime.service import Service
 
@@ -53,39 +53,37 @@ class Answers:
         return self
 
     def __next__(self) -> Any:
+        self._until_s = now_s() + self._timeout_s if self.per_part else self._until_s
         while not self._is_over:
-            left_s = self._left_s()
-            with suppress(queue.Empty):
-                for part in self._part_of(self.came.get(timeout=left_s)):
-                    return part
+            try:
+                came = self.came.get(timeout=max(0.0, self._until_s - now_s()))
+            except queue.Empty:
+                raise self._late() from None
+            for part in self._part_of(came):
+                return part
         raise StopIteration
 
     def __aiter__(self) -> Answers:
         return self
 
     async def __anext__(self) -> Any:
+        self._until_s = now_s() + self._timeout_s if self.per_part else self._until_s
         while not self._is_over:
-            left_s = self._left_s()
             try:
-                async with asyncio.timeout(left_s):
+                async with asyncio.timeout(max(0.0, self._until_s - now_s())):
                     came = await self.came.get()
             except TimeoutError:
-                continue
+                raise self._late() from None
             for part in self._part_of(came):
                 return part
         raise StopAsyncIteration
 
-    def _left_s(self) -> float:
-        left_s = self._until_s - now_s()
-        if left_s <= 0:
-            self._is_over = True
-            raise CallTimeout(self.id, self._timeout_s)
-        return left_s
+    def _late(self) -> CallTimeout:
+        self._is_over = True
+        return CallTimeout(self.id, self._timeout_s)
 
     def _part_of(self, came: dict[bytes, bytes] | Exception) -> tuple[Any, ...]:
         """Return the part in what came, if it is a new one. Raises what ended the call."""
-        if self.per_part:
-            self._until_s = now_s() + self._timeout_s
         self._is_over = isinstance(came, Exception) or b"part" not in came
         if isinstance(came, Exception):
             raise came
@@ -116,7 +114,7 @@ class Calls(Service):
         self._lock = threading.RLock()  # a producer may be forgotten, and stop this, at any moment
         # Who has forgotten its call waits no more.
         self._waiting: WeakValueDictionary[int, Answers] = WeakValueDictionary()
-        self._last, self._connection = ZERO, 0
+        self._read: list[bytes] = []  # of the last page: ids, to be deleted
 
     def begin(self, answers: Answers) -> bytes:
         """Let ``answers`` wait for what comes to the address that is returned. Called from any thread."""
@@ -136,20 +134,19 @@ class Calls(Service):
     def run_once(self) -> float:
         if not self._waiting:
             return _IDLE_S
-        # Of what was read nothing is left: after a reconnect, perhaps to another server, it is read from the beginning.
-        if self._link.connections != self._connection:
-            self._last, self._connection = ZERO, self._link.connections
-        trim = [] if self._last == ZERO else [("XTRIM", self._key, "MINID", from_rank(rank(self._last) + 1))]
-        read = ("XREAD", "COUNT", _PAGE, "BLOCK", int(1000 * _BLOCK_S), "STREAMS", self._key, self._last)
+        # From the beginning, since nothing is left of what was read: a stream that was made anew may have lower ids.
+        done: list[tuple[Arg, ...]] = [("XDEL", self._key, *self._read)] if self._read else []
+        read = ("XREAD", "COUNT", _PAGE, "BLOCK", int(1000 * _BLOCK_S), "STREAMS", self._key, ZERO)
         try:
-            for reply in self._link.pipeline([*trim, read], block_s=_BLOCK_S):
+            for reply in self._link.pipeline([*done, read], block_s=_BLOCK_S):
                 if isinstance(reply, Exception):
                     raise reply
         except CommandRefused as refused:
             self._tell_all(refused)
             return _IDLE_S
+        self._read = []
         for _, entries in reply or ():
-            self._last = entries[-1][0]
+            self._read = [entry_id for entry_id, _ in entries]
             came = [one for _, flat in entries if (one := pairs(flat)).get(b"call", b"").isdigit()]  # not a stranger's
             with self._lock:
                 waiting = self._waiting

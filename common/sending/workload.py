@@ -10,6 +10,7 @@ import itertools
 import random
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -23,24 +24,9 @@ _LONGEST_CELL = 512 * 1024 * 1024
 #: What databases and pandas write for a value that is not there: no ticket of all rows without one.
 _NULLS = frozenset(("\\N", "NULL", "null", "None", "nan", "NaN", "NaT", "<NA>"))
 _GZIP_MAGIC = b"\x1f\x8b"
-#: Possible next states, and their likelihood (out of 10). A closed incident can be opened again: hot tickets never end.
-_NEXT_STATES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    "New": (("Active", "Awaiting User Info"), (8, 2)),
-    "Active": (("Active", "Awaiting User Info", "Resolved"), (6, 2, 2)),
-    "Awaiting User Info": (("Active", "Awaiting User Info", "Resolved"), (7, 1, 2)),
-    "Resolved": (("Closed", "Active"), (9, 1)),
-    "Closed": (("Active",), (10,)),
-}
+_STATES = ("Active", "Awaiting User Info", "Resolved", "Closed")
 _PRIORITIES = ("1 - Critical", "2 - High", "3 - Moderate", "4 - Low")
-_PRIORITY_WEIGHTS = (1, 2, 14, 3)
 _GROUPS = 40
-_TEXTS = {
-    "New": "reported by phone",
-    "Active": "work note added",
-    "Awaiting User Info": "asked the caller for details",
-    "Resolved": "solution given to the caller",
-    "Closed": "confirmed by the caller",
-}
 
 
 class WorkloadUnusable(UsherError):
@@ -56,21 +42,16 @@ def incidents(count: int, tickets: int, seed: int) -> Iterator[Outgoing]:
     """
     rng = random.Random(seed)
     weights = list(itertools.accumulate(1.0 / rank for rank in range(1, tickets + 1)))
-    ranks = range(1, tickets + 1)
-    lives: dict[int, tuple[int, str, str, str]] = {}
+    ranks, updates = range(1, tickets + 1), Counter[int]()
     for _ in range(count):
         rank = rng.choices(ranks, cum_weights=weights)[0]
-        known = lives.get(rank)
-        if known is None:
-            priority = rng.choices(_PRIORITIES, weights=_PRIORITY_WEIGHTS)[0]
-            known = (0, "New", priority, f"Group {rng.randrange(_GROUPS) + 1}")
-            state = "New"
-        else:
-            states, odds = _NEXT_STATES[known[1]]
-            state = rng.choices(states, weights=odds)[0]
-        number, priority, group = known[0] + 1, known[2], known[3]
-        lives[rank] = (number, state, priority, group)
-        fields = {"number": str(number), "state": state, "priority": priority, "group": group, "text": _TEXTS[state]}
+        updates[rank] += 1
+        fields = {
+            "number": str(updates[rank]),
+            "state": "New" if updates[rank] == 1 else rng.choice(_STATES),
+            "priority": _PRIORITIES[rank % len(_PRIORITIES)],
+            "group": f"Group {rank % _GROUPS + 1}",
+        }
         yield Outgoing(f"INC{rank:07d}", fields)
 
 

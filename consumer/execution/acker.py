@@ -24,16 +24,15 @@ from usher.common.base.log import event
 from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.run_log import DONE, FAILURES, RETRY_LATER, Ran, encode, encode_kept
-from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import HandOver
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.common.runtime.service import Service
 from usher.consumer.execution.lanes import Lanes, MessageLane
-from usher.consumer.execution.outages import Outages
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.message import Message, Told, answers_of
 from usher.consumer.lifecycle.owner_scripts import GO_ON, Buried, GiveBack, Letter, OwnerScripts
-from usher.consumer.policy.acks import AckLedger, FailedAttempt, Linger, Success
+from usher.consumer.policy.acks import AckLedger, FailedAttempt
 from usher.consumer.policy.outcome import CLEARED_OUT, OPERATOR, Bury
 
 #: The waiting time is taken from the first execution of a batch, and from every so many-th after it.
@@ -48,7 +47,7 @@ class HandlerCounters:
         self.handlers = DurationHistogram()
         self.waits = DurationHistogram(LONG_US)
 
-    def done(self, runs: Sequence[Success], absorbed: int) -> None:
+    def done(self, runs: Sequence[Message], absorbed: int) -> None:
         self.outcomes[DONE] += len(runs) + absorbed
         self.handlers.add([run.end_us - run.start_us for run in runs])
         self.waits.add(
@@ -101,21 +100,18 @@ class Acker(Service):
 
     def __init__(
         self,
-        link: Link,
         steps: OwnerScripts,
         lanes: Lanes,
         reporter: Reporter,
-        incarnation: str,
-        linger: Linger,
+        linger: tuple[float, int],
         run_log_length: int,
         on_lost: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._link = link
-        self._steps = steps
+        self._steps, self._link = steps, steps.link
         self._lanes = lanes
         self._reporter = reporter
-        self._incarnation = incarnation
+        self._incarnation = steps.incarnation
         self._linger_s, self._enough = linger
         self._flushed_s = -math.inf
         self._run_log_length = run_log_length
@@ -137,7 +133,7 @@ class Acker(Service):
         self._idle = True  # the thread waits to be woken
         self._lingering = False
         self._write_now = threading.Event()  # ends the linger
-        self.policy, self.ran, self.outages = SKIP, Ran(), Outages()
+        self.policy, self.ran = SKIP, Ran()
         self.on_dead_letter: Callable[[Letter], None] = lambda letter: None
         #: Called when messages were acknowledged.
         self.on_progress: Callable[[], None] = lambda: None
@@ -147,12 +143,12 @@ class Acker(Service):
 
     # ---- any thread --------------------------------------------------------------------------------------------------
 
-    def absorbed(self, item: Success, absorbed: Sequence[Success]) -> None:
+    def absorbed(self, item: Message, absorbed: Sequence[Message]) -> None:
         """Take those that ended with ``item``, in order, before that itself is taken."""
         self._asked.update([one.stream_id for one in absorbed if one.is_asked])
         self._ledger.absorbed[item.stream_id] = absorbed
 
-    def finished(self, item: Success, here: bool = False) -> None:
+    def finished(self, item: Message, here: bool = False) -> None:
         """Take a success. ``here``: this thread may wait for Redis, and takes a lane next."""
         if item.is_asked:  # with the look below, all that results cost where nobody asks for one
             self._asked.add(item.stream_id)
@@ -195,12 +191,13 @@ class Acker(Service):
         self._failed.append(item)
         self.wake()
 
-    def progress(self, message: Message, told: Told) -> None:
-        """Send a part of a message's result at once. Raises NotNow when too much waits."""
-        if len(self._parts) * (_PART_BYTES + len(told[1])) > _WAITING_BYTES:
+    def progress(self, messages: Sequence[Message], told: Told) -> None:
+        """Send a part of messages' results at once. Raises NotNow when too much waits."""
+        if (len(self._parts) + len(messages) - 1) * (_PART_BYTES + len(told[1])) > _WAITING_BYTES:
             raise NotNow("BUSY", f"{len(self._parts):,} parts of results wait for Redis")
-        key, call = message.reply_to or (b"", b"")
-        self._parts.append((key, b"", call, f"{message.fence} {message.attempt} {next(self._numbers)}", *told))
+        for one in messages:
+            key, call = one.reply_to or (b"", b"")
+            self._parts.append((key, b"", call, f"{one.fence} {one.attempt} {next(self._numbers)}", *told))
         self._write_now.set()
         self.wake()
 
@@ -378,19 +375,18 @@ class Acker(Service):
         noted, self._noting = self._noting, []
         self.unnoted.difference_update(item.run.stream_id for item in noted)
         self.counts.failed(noted)
-        if self.outages.wonders(now_s()):
-            self.outages.hear(self._steps.some_errors(), now_s())
 
     def _fitting(self, most: int) -> int:
         """Return how many of those that finished one call takes: their answers may be large."""
         size = 0
         for number, one in enumerate([*islice(self._finished, BATCH)] if self._asked else (), 1):
-            size += sum(map(len, getattr(one, "answer", None) or ()))
+            for each in (one, *self._ledger.absorbed.get(one.stream_id, ())):
+                size += sum(map(len, getattr(each, "answer", None) or ()))
             if size > _LETTER_BYTES:
                 return min(most, number)
         return most
 
-    def _acknowledge(self, batch: list[Success]) -> None:
+    def _acknowledge(self, batch: list[Message]) -> None:
         into = self._ledger.into
         record = encode(self._incarnation, batch, by=self.ran, into=into) if self._run_log_length else b""
         ids = [item.stream_id for item in batch]

@@ -120,6 +120,9 @@ class AsyncPool(Service):
         executor.lanes.on_ready, executor.cancel_task = self._ring, lambda one: self._call(lambda: self._cancel(one))
 
     def _cancel(self, stream_id: bytes) -> None:
+        beside = self._executor.besides.get(stream_id)
+        if beside is None or not beside.cancelled.is_set():
+            return  # the run that was interrupted has ended
         for task, [messages] in self.calls.items():
             if task is not None and any(one.stream_id == stream_id and one.in_hand for one in messages):
                 task.cancel()

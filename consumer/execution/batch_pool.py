@@ -30,29 +30,47 @@ _LONGEST_WAIT_S = 2.0
 
 
 class BatchCollector:
-    """A collector of lanes for the next call. It never waits, and one thread uses it at a time."""
+    """A collector of lanes for the next call. One thread uses it at a time; the threads of a sync handler form a line
+    for it."""
 
     def __init__(self, executor: Executor, batch: BatchOptions) -> None:
         self._lanes, self._outages = executor.lanes, executor.outages
+        self._line, self.news = threading.Lock(), threading.Event()
         self._batch = batch
         self._taken: list[MessageLane] = []
         self._size = 0
         self._since_s = 0.0
         self._alone: MessageLane | None = None  # one at a time: all other ready lanes stay where a drain finds them
 
-    def take(self, now_s: float) -> list[MessageLane] | None:
+    def take(self, now: float) -> list[MessageLane] | None:
         """Return the lanes of the next call if it can start now: it is full, has waited long enough, or is for a single
-        message that goes alone. Otherwise return None."""
+        message that goes alone. Otherwise return None. It never waits."""
         while self._alone is None and self._size < self._batch.most and (lane := self._lanes.take_now()) is not None:
-            self._put(lane, now_s)
+            self._put(lane, now)
         # First the lanes that have waited: more messages that go alone may come at any time.
         if self._taken and (
-            self._size >= self._batch.most or now_s >= self._since_s + self._batch.wait_s or self._lanes.paused
+            self._size >= self._batch.most or now >= self._since_s + self._batch.wait_s or self._lanes.paused
         ):
             lanes, self._taken, self._size = self._taken, [], 0
             return lanes
         lane, self._alone = self._alone, None
         return [lane] if lane is not None else None
+
+    def wait(self) -> list[MessageLane] | None:
+        """Return the lanes of a call; None after a moment without any, and during a pause."""
+        until_s = now_s() + _LONGEST_WAIT_S
+        if not self._line.acquire(timeout=_LONGEST_WAIT_S):
+            return None
+        try:
+            while True:
+                self.news.clear()
+                now = now_s()
+                lanes, due_s = self.take(now), self.due_s()
+                if lanes is not None or self._lanes.paused or now >= until_s:
+                    return lanes
+                self.news.wait(max(0.0, min(until_s, math.inf if due_s is None else due_s) - now))
+        finally:
+            self._line.release()
 
     def due_s(self) -> float | None:
         """Return the time at which ``take`` may have something even if nothing rings, or None."""
@@ -62,7 +80,7 @@ class BatchCollector:
         full_s = self._since_s + self._batch.wait_s
         return full_s if due_s is None else min(full_s, due_s)
 
-    def _put(self, lane: MessageLane, now_s: float) -> None:
+    def _put(self, lane: MessageLane, now: float) -> None:
         if lane.early:
             with self._lanes.lock:
                 lane.merge_early()
@@ -71,13 +89,13 @@ class BatchCollector:
         except IndexError:  # the ticket was forgotten at this moment
             self._lanes.release(lane, 0, 0.0)
             return
-        if self._outages.known and self._outages.concerns(head, now_s):
+        if self._outages.known and self._outages.concerns(head, now):
             head.alone = True  # its neighbours in a call would fail with it
         if goes_alone(head):
             self._alone = lane
             return
         if not self._taken:
-            self._since_s = now_s
+            self._since_s = now
         self._taken.append(lane)
         self._size += min(len(lane.queue), self._batch.per_ticket)
 
@@ -156,38 +174,6 @@ def _next_goes_alone(lane: MessageLane) -> bool:
         return True
 
 
-class BatchLine:
-    """The line in which the threads of a sync batch handler wait for their calls: one of them at a time collects
-    lanes."""
-
-    def __init__(self, executor: Executor, batch: BatchOptions) -> None:
-        self._lanes = executor.lanes
-        self._gatherer = BatchCollector(executor, batch)
-        self._gathering = threading.Lock()
-        self._news = threading.Event()
-        executor.lanes.on_ready = self.ring
-
-    def ring(self) -> None:
-        self._news.set()
-
-    def next_lanes(self) -> list[MessageLane] | None:
-        """Return the lanes of a call; None after a moment without any, and during a pause."""
-        until_s = now_s() + _LONGEST_WAIT_S
-        if not self._gathering.acquire(timeout=_LONGEST_WAIT_S):
-            return None
-        try:
-            while True:
-                self._news.clear()
-                now = now_s()
-                lanes = self._gatherer.take(now)
-                due_s = self._gatherer.due_s()
-                if lanes is not None or self._lanes.paused or now >= until_s:
-                    return lanes
-                self._news.wait(max(0.0, min(until_s, math.inf if due_s is None else due_s) - now))
-        finally:
-            self._gathering.release()
-
-
 class BatchWorker(Service):
     """A slot of a sync batch handler: it runs one call at a time, for as long as the handler takes."""
 
@@ -199,20 +185,20 @@ class BatchWorker(Service):
         executor: Executor,
         handle: Callable[[list[Message]], Any],
         batch: BatchOptions,
-        line: BatchLine,
+        collector: BatchCollector,
     ) -> None:
         super().__init__()
         self.name = f"work-{number}"
         self._executor = executor
         self._handle = handle
         self._batch = batch
-        self._line = line
+        self._collector = collector
 
     def run_once(self) -> float:
         while not self.stopping:
             if not self._executor.lease.may_start():
                 return 0.02  # the lease may have ended: the heartbeat renews it, or this process leaves
-            lanes = self._line.next_lanes()
+            lanes = self._collector.wait()
             if lanes is None:
                 return 0.05 if self._executor.lanes.paused else 0.0
             try:
@@ -223,11 +209,11 @@ class BatchWorker(Service):
         return 0.0
 
     def interrupt(self) -> None:
-        self._line.ring()
+        self._collector.news.set()
 
     def _run(self, lanes: list[MessageLane]) -> None:
         call = BatchCall(self._executor, lanes, self._batch)
-        self._line.ring()  # lanes that found no room are ready again
+        self._collector.news.set()  # lanes that found no room are ready again
         if call.messages:
             try:
                 returned = self._handle(list(call.messages))
@@ -235,7 +221,7 @@ class BatchWorker(Service):
                 call.end(None, problem)
             else:
                 call.end(returned, None)
-        self._line.ring()  # lanes with more messages are ready again, and the thread that collects now was not told
+        self._collector.news.set()  # lanes with more messages are ready again, and who collects now was not told
 
 
 class AsyncBatchPool(AsyncPool):
@@ -275,5 +261,6 @@ def batch_pool(handler: Handler, batch: BatchOptions, executor: Executor, slots:
         batch = dataclasses.replace(batch, per_ticket=1)
     if handler.is_async:
         return [AsyncBatchPool(executor, handler.call, slots, batch)]
-    line = BatchLine(executor, batch)
-    return [BatchWorker(number, executor, handler.call, batch, line) for number in range(slots)]
+    collector = BatchCollector(executor, batch)
+    executor.lanes.on_ready = collector.news.set
+    return [BatchWorker(number, executor, handler.call, batch, collector) for number in range(slots)]

@@ -8,14 +8,13 @@ A runner's turn: ``next_message``, ``admit`` (False: the lane is not the runner'
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from usher.common.base.clock import now_s, run_us, wall_ms
 from usher.common.base.errors import GiveUp, RetryLater, UsherError, parts_of, readable
@@ -26,15 +25,16 @@ from usher.common.protocol.last_error import LastError, NotedError, encode
 from usher.common.protocol.run_log import CRASHED, FAILED, GAVE_UP, RETRY_LATER
 from usher.common.protocol.stream_id import rank
 from usher.common.runtime.fork_guard import leave
+from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.lanes import SHORT_S, Lanes, MessageLane
 from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, GoOn, Outages, Sign, Wait, tells_of_connection
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
-from usher.consumer.handlers.message import Message, OwnLease, told
+from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import APART, Journal
-from usher.consumer.policy.acks import FailedAttempt, Finished, Success
+from usher.consumer.policy.acks import FailedAttempt, Finished
 from usher.consumer.policy.batches import TriedTogether
-from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, Settling, TicketPace, TryAgain, decide, unended
+from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, Settling, TicketPace, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 
 log = logging.getLogger(__name__)
@@ -78,22 +78,6 @@ class ErrorText:
     traceback: str = ""
 
 
-class Outcomes(Protocol):
-    """The taker of finished, failed, given-up and put-off messages (the acker)."""
-
-    def absorbed(self, item: Success, absorbed: Sequence[Success]) -> None: ...
-
-    def finished(self, item: Success, here: bool = False) -> None: ...
-
-    def failed(self, item: FailedAttempt) -> None: ...
-
-    def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None: ...
-
-    def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None: ...
-
-    def go_on(self, tickets: Sequence[tuple[bytes, int]]) -> None: ...
-
-
 class Executor:
     """The steps around a handler call. Many threads use it; its only state is the messages that run, the counts and the
     random generator."""
@@ -101,7 +85,7 @@ class Executor:
     def __init__(
         self,
         lanes: Lanes,
-        outcomes: Outcomes,
+        acker: Acker,
         starts: Journal,
         lease: OwnLease,
         policy: RetryPolicy,
@@ -110,7 +94,7 @@ class Executor:
         on_broken: Callable[[str], None],
     ) -> None:
         self.lanes = lanes
-        self._outcomes = outcomes
+        self._acker = acker
         self._note_start: Callable[..., None] = starts.started
         self._note_end: Callable[[Message], None] = starts.ended
         self._has_spare = starts.has_spare
@@ -129,7 +113,6 @@ class Executor:
         self.cancelled: set[bytes] = set()
         self.pace: TicketPace | None = None
         self.settling: Settling | None = None
-        self.unnoted: Collection[bytes] = ()
         self.outages, self.away = Outages(), tuple[type[BaseException], ...]()  # away: errors that the handler declares
         # What runs have beside their message, by its id: few have anything.
         self.besides: dict[bytes, Beside] = {}
@@ -193,7 +176,7 @@ class Executor:
             self.lanes.retry(lane, message, due_s)
             return False
         # Should the lease end, this start would be no other's.
-        if is_first and message.attempt and message.stream_id in self.unnoted:
+        if is_first and message.attempt and message.stream_id in self._acker.unnoted:
             self.lanes.retry(lane, message, self.clock() + _UNNOTED_S)
             return False
         if is_first and self.outages.known and (wait := self.outages.hold(message, self.clock())) is not None:
@@ -270,11 +253,11 @@ class Executor:
         if self.besides:
             self._end_absorbed(message, end_us)
         if not self.strict:
-            self._outcomes.finished(message)
+            self._acker.finished(message)
             return True
         message.lane = lane
         self.lanes.hold(lane, (end_us - start_us) / 1e6)
-        self._outcomes.finished(message, here)
+        self._acker.finished(message, here)
         return False
 
     def _end_absorbed(self, message: Message, end_us: int) -> None:
@@ -284,12 +267,9 @@ class Executor:
         for one in absorbed:
             self._note_end(one)
             self.handled += 1
-            if one.is_asked and beside.result is not None:
-                with contextlib.suppress(TypeError, ValueError):  # told when it was set, if anybody asked by then
-                    one.answer = told(beside.result)
             one.start_us = one.end_us = end_us  # in the run log none of a ticket's runs overlap
         if absorbed:
-            self._outcomes.absorbed(message, absorbed)
+            self._acker.absorbed(message, absorbed)
 
     def raised(
         self, lane: MessageLane, message: Message, problem: BaseException, text: ErrorText | None = None
@@ -314,7 +294,7 @@ class Executor:
         if message.stream_id in self.lanes.board.given_up:
             message.failures, wait = GIVEN_UP, None
         now = self.clock()
-        decision = TryAgain(wait.due_s - now) if wait else decide(problem, message.failures, self.policy, self.rng)
+        decision = wait.due_s - now if wait else decide(problem, message.failures, self.policy, self.rng)
         end_us = run_us()
         noted = self._noted(message, text, at, end_us // 1000, wait)
         times = message.attempt, message.start_us, end_us
@@ -322,7 +302,7 @@ class Executor:
         # Who only asks to be called later has no trouble, and may be one of very many.
         is_plain_wait = wait is None and isinstance(problem, RetryLater) and not has_cause(text.traceback)
         error = None if is_plain_wait or isinstance(decision, Bury) else noted
-        self._outcomes.failed(FailedAttempt(run, _outcome(problem), message.known, error))
+        self._acker.failed(FailedAttempt(run, _outcome(problem), message.known, error))
         if wait is None:
             _tell(message, problem, text, decision)
         elif wait.is_news:
@@ -335,9 +315,7 @@ class Executor:
             return
         # What fails at once, as in an outage, does not tell how long handlers take that do not.
         ran_s = (run.end_us - run.start_us) / 1e6
-        self._wait(
-            lane, message, self.clock() + decision.wait_s, wait, None if lane.apart or ran_s < SHORT_S else ran_s
-        )
+        self._wait(lane, message, self.clock() + decision, wait, None if lane.apart or ran_s < SHORT_S else ran_s)
 
     def _wait(
         self, lane: MessageLane, message: Message, due_s: float, wait: Wait | None, ran_s: float | None = None
@@ -346,12 +324,12 @@ class Executor:
             self.lanes.retry(lane, message, due_s, ran_s)
         else:
             self.lanes.hold(lane, ran_s)
-            self._outcomes.put_off(lane, message, due_s)
+            self._acker.put_off(lane, message, due_s)
         if wait is not None and not self.outages.waits(message, wait):
             if is_here:
                 self.lanes.let_go((message.ticket,))
             else:
-                self._outcomes.go_on([(message.ticket, message.fence)])
+                self._acker.go_on([(message.ticket, message.fence)])
 
     def _outage(self, message: Message, problem: BaseException, sign: Sign) -> Wait | None:
         if isinstance(problem, (ProcessEnded, GiveUp)) or (isinstance(problem, RetryLater) and not problem.is_away):
@@ -389,6 +367,11 @@ class Executor:
                 is_next = rank(one.stream_id) > rank(last.stream_id) and one.fence > lane.forgotten
                 if not is_next or not _may_join(one) or not self._has_spare():
                     break
+                if beside.result is not None:
+                    try:
+                        message.answer_all(beside.result, one)
+                    except (TypeError, ValueError):  # its caller gets a result of its own
+                        break
                 last = lane.queue.popleft()
                 self.begin(last, run_us())
                 beside.absorbed.append(last)
@@ -440,7 +423,7 @@ class Executor:
 
     def _go_on(self, over: Sequence[GoOn]) -> None:
         for on in over:
-            self._outcomes.go_on([one for one in on.first if one[1]])
+            self._acker.go_on([one for one in on.first if one[1]])
             self.lanes.let_go({ticket for ticket, fence in on.first if not fence})
             if on.lasted_s is not None:
                 facts: dict[str, Any] = {"tickets": len(on.alike), "probes": on.probes}
@@ -470,7 +453,7 @@ class Executor:
         pipelined."""
         self.lanes.hold(lane)
         self.outages.leave(message.ticket)
-        self._outcomes.give_up(lane, message, decision)
+        self._acker.give_up(lane, message, decision)
 
     def broken(self, problem: BaseException) -> None:
         """End this incarnation: our own code failed around a handler call, so its lanes cannot be trusted any more."""
@@ -484,7 +467,7 @@ def _may_join(message: Message) -> bool:
     return is_fit and not (message.alone or message.failures)
 
 
-def _tell(message: Message, problem: BaseException, text: ErrorText, decision: TryAgain | Bury) -> None:
+def _tell(message: Message, problem: BaseException, text: ErrorText, decision: float | Bury) -> None:
     facts: dict[str, Any] = {**message.facts(), "error": text.error[:500]}
     if isinstance(problem, ProcessEnded):
         facts |= {"failures": message.failures, "crashes": message.crashes}
@@ -494,10 +477,10 @@ def _tell(message: Message, problem: BaseException, text: ErrorText, decision: T
         trace = "" if isinstance(problem, ProcessEnded) else text.traceback
         event(log, "message_given_up", level=logging.ERROR, trace=trace, reason=decision.reason, **facts)
     elif isinstance(problem, RetryLater) and not isinstance(problem, TriedTogether):
-        event(log, "handler_asked_later", retry_in_s=decision.wait_s, **facts)
+        event(log, "handler_asked_later", retry_in_s=decision, **facts)
     elif not isinstance(problem, ProcessEnded):
         trace = text.traceback if message.failures <= 1 else ""
-        event(log, "handler_failed", level=logging.WARNING, trace=trace, retry_in_s=decision.wait_s, **facts)
+        event(log, "handler_failed", level=logging.WARNING, trace=trace, retry_in_s=decision, **facts)
 
 
 def _outcome(problem: BaseException) -> str:

@@ -14,9 +14,8 @@ While this process holds ``most_bytes``, the next page waits, and one record at 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import chain, takewhile
+from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import Any
 
 from usher.common.base.clock import now_s
@@ -30,7 +29,6 @@ from usher.common.redis.replies import (
     HandOver,
     InboxRecord,
     Order,
-    TicketStream,
     parse_inbox,
     parse_own,
     read_command,
@@ -88,48 +86,15 @@ _HEAVY, _WORTH_A_LOOK = 4096, 256
 _MOST_RECORDS = 16
 
 
-def _parts(records: Iterable[InboxRecord]) -> list[HandOver]:
-    return [part for record in records for part in record.parts]
-
-
-def _ids(parts: Iterable[HandOver]) -> list[bytes]:
-    return list(chain.from_iterable([part.ids for part in parts]))
-
-
-def bodies_of(records: Iterable[InboxRecord]) -> Bodies:
-    """Return the bodies of what was given last with its body: what was given again since is looked for."""
-    last = {one[0]: one[1:] for record in records for _, _, *entries in record.given for one in entries}
-    return {one: flat for one, flat in last.items() if flat}
-
-
-def _one_by_one(parts: Iterable[HandOver]) -> list[HandOver]:
-    return sorted(
-        [HandOver(ticket, fence, [entry_id]) for ticket, fence, ids in parts for entry_id in ids],
-        key=lambda part: rank(part.ids[0]),
-    )
-
-
-#: Bodies by id; None, or nothing: it did not come with the inbox, or is not where it should be.
-Bodies = dict[bytes, list[bytes] | None]
-
-
-@dataclass
-class Filling:
-    """The state in which the messages of ``records`` are not all in the lanes.
-
-    ``closed_fences``: those that were closed before the inbox was read, if it had no more than these records. ``left``:
-    what is not in the lanes yet; it gets shorter page by page. ``bodies``: those that are here. ``any_tried``: attempts
-    are noted of some messages.
-    """
-
-    records: list[InboxRecord]
-    closed_fences: list[tuple[bytes, int]]
-    left: list[HandOver]
-    bodies: Bodies
-    any_tried: bool
-
+#: What is handed over of a ticket: it, its fence, and the entries, [id, name, value, ...]; [id] where the body is not
+#: here.
+Part = tuple[bytes, int, list[list[bytes]]]
 
 _UNTRIED: dict[bytes, Attempts] = {}
+
+
+def _ids(parts: Iterable[Part]) -> list[bytes]:
+    return [one[0] for _, _, entries in parts for one in entries]
 
 
 class InboxReader(Service):
@@ -142,13 +107,17 @@ class InboxReader(Service):
         super().__init__()
         self._link = link
         self._keys = keys
-        self._stream = TicketStream(link, keys)
         self._incarnation = incarnation
         self._inbox = keys.inbox(incarnation)
         self._any_tried = ("EXISTS", keys.attempts)  # whether attempts are noted of any message
         self._lanes = lanes
         self._lease = lease
-        self._state: Filling | None = None  # what was read and is not in the lanes yet
+        # What was read and is not all in the lanes yet: ``_left`` is not, and gets shorter page by page.
+        self._records: list[InboxRecord] = []
+        self._left: list[Part] = []
+        self._tried = False  # attempts are noted of some messages
+        # Fences that were closed before the inbox was read, if it had no more than these records.
+        self._closed: list[tuple[bytes, int]] = []
         self._last_record = ZERO  # id of the last record whose messages are in the lanes
         self._trimmed = ZERO  # id of the last record that is gone from the inbox
         self._record_bytes = 0.0  # of bodies in a record, as the last read brought them
@@ -171,7 +140,7 @@ class InboxReader(Service):
 
     def run_once(self) -> float:
         self.read(self._BLOCK_MS)
-        return 0.0 if self._state is None else _FULL_S
+        return _FULL_S if self._records else 0.0
 
     def read(self, block_ms: int | None) -> int:
         """Read the records of the inbox above the last one seen; return the number of messages that were new.
@@ -180,53 +149,41 @@ class InboxReader(Service):
         the lanes are filled.
         """
         before = self.messages
-        if self._state is None:
-            self._state = self._read_inbox(block_ms)
+        if not self._records:
+            self._read_inbox(block_ms)
         self._fill()
         return self.messages - before
 
-    def _read_inbox(self, block_ms: int | None) -> Filling | None:
+    def _read_inbox(self, block_ms: int | None) -> None:
         with self._lanes.lock:
             closed = self._lanes.board.closed_fences()  # before the inbox is read
         count = fitting(_MOST_RECORDS, self._record_bytes, self._room())
-        records, any_tried = self._ask(block_ms, count)
+        records, self._tried = self._ask(block_ms, count)
         if not records:
             self._forget_closed(closed)
-            return None
+            return
         found, is_all = len(records), len(records) < count
         # What is recalled is looked at when all that was handed over before it, and nothing later, is in the lanes.
         records = records[: next((number for number, record in enumerate(records, 1) if record.recalled), found)]
-        closed = closed if is_all and found == len(records) else []
-        if not any_tried and self._room() and (came := self._all_new(records)) is not None:
-            self._lanes.add(came)
-            self._end(records, closed)
-            return None
-        return Filling(records, closed, self._wanted(_parts(records)), bodies_of(records), any_tried)
+        self._begin(records, closed if is_all and found == len(records) else [])
 
-    def _all_new(self, records: list[InboxRecord]) -> list[tuple[bytes, list[Message]]] | None:
-        """Return the messages of these records by ticket if, as nearly always, all their bodies came with them, and
-        none is here already, because somebody has set the group back: then no look at anything else is needed."""
-        make, lease = self.message_type, self._lease
-        came, ids = [], list[bytes]()
-        for record in records:
-            for ticket, own, *entries in record.given:
-                fence = int(own) if own else record.fence
-                messages = []
-                for entry in entries:
-                    if len(entry) == 1:
-                        return None
-                    messages.append(make(ticket, entry[0], fence, entry[1:], lease))
-                came.append((ticket, messages))
-                ids += [entry[0] for entry in entries]
-        new = set(ids)
+    def _begin(self, records: list[InboxRecord], closed: list[tuple[bytes, int]]) -> None:
+        """Have what these records hand over come into the lanes, unless it is there. An id that is named twice was
+        handed over anew, and runs under the later fence."""
+        self._records, self._closed = records, closed
+        self._left = parts = [
+            (ticket, int(own) if own else record.fence, entries)
+            for record in records
+            for ticket, own, *entries in record.given
+        ]
+        ids = _ids(parts)
         with self._lanes.lock:
-            if len(new) < len(ids) or not self._lanes.board.held_ids.isdisjoint(new):
-                return None
-        if self._record_bytes * len(records) >= _WORTH_A_LOOK * len(ids):
-            entries = [entry for record in records for _, _, *of_it in record.given for entry in of_it]
-            self._weigh([one[0] for one in entries], entries)
-        self.messages += len(ids)
-        return came
+            unknown = set(self._lanes.board.unknown(ids))
+        if len(unknown) == len(ids):
+            return
+        last = {one[0]: one for _, _, entries in parts for one in entries if one[0] in unknown}
+        parts = [(ticket, fence, [one for one in each if last.get(one[0]) is one]) for ticket, fence, each in parts]
+        self._left = [part for part in parts if part[2]]
 
     def _ask(self, block_ms: int | None, count: int) -> tuple[list[InboxRecord], bool]:
         last = self._last_record
@@ -254,39 +211,32 @@ class InboxReader(Service):
     def _fill(self) -> None:
         """Bring the messages that were read into the lanes, all at once where their bodies came with them, else page by
         page. A page that fails, or for which there is no room, is left for the next time."""
-        filling = self._state
-        if filling is None:
-            return
-        while filling.left:
+        while self._left:
             room = PAGE_BYTES if self._drains else self._room()
             if not room:
                 return
-            page = self._next_page(filling, fitting(self._page_size, self._mean_bytes, room))
+            page = self._next_page(fitting(self._page_size, self._mean_bytes, room))
             try:
-                self._fill_lanes(page, filling.bodies, filling.any_tried)
+                self._fill_lanes(page)
             except GroupMissing:
                 # The messages may be handed over anew, and only the inbox tells under which fence.
-                self._state = None
+                self._records, self._left = [], []
                 raise
-            filling.left = filling.left[len(page) :]
-        self._state = None
-        self._end(filling.records, filling.closed_fences)
+            self._left = self._left[len(page) :]
+        if self._records:
+            records, self._records = self._records, []
+            self._last_record = records[-1].id
+            self._obey(records)
+            self._forget_closed(self._closed)
 
-    def _end(self, records: list[InboxRecord], closed: list[tuple[bytes, int]]) -> None:
-        self._last_record = records[-1].id
-        self._obey(records)
-        self._forget_closed(closed)
-
-    def _next_page(self, filling: Filling, most: int) -> list[HandOver]:
-        if self._drains:
-            filling.bodies.clear()
-            return filling.left
-        missing = [one for one in _ids(filling.left) if one not in filling.bodies]
-        if len(missing) <= most:
-            return filling.left
-        filling.left = _one_by_one(filling.left)
-        first_left = sorted(missing, key=rank)[most]
-        return list(takewhile(lambda part: part.ids[0] != first_left, filling.left))
+    def _next_page(self, most: int) -> list[Part]:
+        missing = [one for _, _, entries in self._left for one in entries if len(one) == 1]
+        if len(missing) <= most or self._drains:
+            return self._left
+        one_by_one = [(ticket, fence, [one]) for ticket, fence, entries in self._left for one in entries]
+        self._left = sorted(one_by_one, key=lambda part: rank(part[2][0][0]))
+        first_left = sorted(missing, key=lambda one: rank(one[0]))[most]
+        return list(takewhile(lambda part: part[2][0] is not first_left, self._left))
 
     def _room(self) -> int:
         room = self.most_bytes - sum(self._heavy.values())
@@ -301,66 +251,54 @@ class InboxReader(Service):
     def read_rest(self) -> None:
         """Read the inbox to its end, for a drain, in which nothing is started any more, so that no bodies are
         needed."""
-        self._drains = True
+        self._drains, self._tried = True, False
         self._fill()
         while records := self._ask(None, _MOST_RECORDS)[0]:
-            self._fill_lanes(self._wanted(_parts(records)), {}, False)
-            self._last_record = records[-1].id
-            self._obey(records)
+            self._begin(records, [])
+            self._fill()
 
     def _obey(self, records: list[InboxRecord]) -> None:
         """Carry out the orders and recalls among these records. The messages that were handed over before them are in
-        the lanes."""
+        the lanes. Of equal orders the last one is: a storm of them must not keep up what is handed over."""
+        last = {record.order: record.id for record in records}
         for record in records:
-            if record.order is not None:
+            if record.order is not None and last[record.order] == record.id:
                 self.on_order(record.order)
             if record.recalled and not self._drains:  # a drain gives everything back
                 self.on_recall(record.recalled)
 
-    def _wanted(self, parts: list[HandOver]) -> list[HandOver]:
-        """Return ``parts`` if nothing of them is in the lanes, else what is not. An id that is named twice was handed
-        over anew, and runs under the later fence."""
-        ids = _ids(parts)
-        with self._lanes.lock:
-            unknown = set(self._lanes.board.unknown(ids))
-        if len(unknown) == len(ids):
-            return parts
-        last = {entry_id: at for at, part in enumerate(parts) for entry_id in part.ids if entry_id in unknown}
-        left = [part._replace(ids=[one for one in part.ids if last.get(one) == at]) for at, part in enumerate(parts)]
-        return [part for part in left if part.ids]
-
-    def _fill_lanes(self, page: list[HandOver], bodies: Bodies, any_tried: bool) -> None:
+    def _fill_lanes(self, page: list[Part]) -> None:
+        missing = [one[0] for _, _, entries in page for one in entries if len(one) == 1]
+        if missing and not self._drains:
+            page = self._with_bodies(page, sorted(missing, key=rank))
         ids = _ids(page)
-        if not bodies.keys() >= set(ids):
-            page, bodies = self._fetch(page, bodies)
-            ids = _ids(page)
-        known = (self._attempts(ids) if any_tried and ids else _UNTRIED).get
-        make, lease, body = self.message_type, self._lease, bodies.get
-        self._weigh(ids, [body(one) or () for one in ids])
+        known = (self._attempts(ids) if self._tried and ids else _UNTRIED).get
+        make, lease = self.message_type, self._lease
+        if missing or self._record_bytes * len(self._records) >= _WORTH_A_LOOK * len(ids):
+            sizes = ((one[0], sum(map(len, one[1:]))) for _, _, entries in page for one in entries)
+            self._heavy |= {entry_id: size for entry_id, size in sizes if size >= _HEAVY}
         self._lanes.add(
             [
-                (ticket, [make(ticket, one, fence, body(one), lease, known(one, NEVER)) for one in each])
+                (ticket, [make(ticket, one[0], fence, one[1:] or None, lease, known(one[0], NEVER)) for one in each])
                 for ticket, fence, each in page
             ]
         )
         self.messages += len(ids)
 
-    def _fetch(self, page: list[HandOver], bodies: Bodies) -> tuple[list[HandOver], Bodies]:
-        """Return those of these messages that are ours, and their bodies. Only a message without one anywhere has lost
-        it. A drain needs none."""
-        missing = sorted({one for part in page for one in part.ids if not bodies.get(one)}, key=rank)
-        found: Bodies = {}
-        if not self._drains:
-            self._read_on(missing, found)
-            over = self._over([one for one in missing if one not in found])
-            page = [part._replace(ids=[one for one in part.ids if one not in over]) for part in page]
-            page = [part for part in page if part.ids]
-        return page, {one: bodies.get(one) or found.get(one) for one in _ids(page)}
-
-    def _weigh(self, ids: list[bytes], flats: list[Sequence[bytes]]) -> None:
-        if sum(map(len, chain.from_iterable(flats))) >= _WORTH_A_LOOK * len(ids):
-            sizes = zip(ids, [sum(map(len, flat)) for flat in flats], strict=True)
-            self._heavy |= {entry_id: size for entry_id, size in sizes if size >= _HEAVY}
+    def _with_bodies(self, page: list[Part], missing: list[bytes]) -> list[Part]:
+        """Return those of these messages that are ours, with their bodies. Only a message without one anywhere has lost
+        it."""
+        found = self._read_on(missing)
+        over = self._over([one for one in missing if one not in found])
+        page = [
+            (
+                ticket,
+                fence,
+                [one if len(one) > 1 else [one[0], *(found.get(one[0]) or ())] for one in each if one[0] not in over],
+            )
+            for ticket, fence, each in page
+        ]
+        return [part for part in page if part[2]]
 
     def _fetched(self, commands: list[tuple[Arg, ...]], most: int) -> list[Any]:
         """Return the replies to commands that read up to ``most`` bodies, and size the next page by their time, counted
@@ -383,10 +321,10 @@ class InboxReader(Service):
             event(log, "attempts_unreadable", level=logging.ERROR, count=len(wrong), first=wrong[0])
         return {entry_id: decode(value) for entry_id, value in found.items()}
 
-    def _read_on(self, wanted: list[bytes], bodies: Bodies) -> None:
+    def _read_on(self, wanted: list[bytes]) -> dict[bytes, list[bytes] | None]:
         """Read our own pending list for bodies of ``wanted``, in id order. It also has what is in the lanes, and what
         records name that we have not read yet; only at the end of the list is an id really gone."""
-        missing = list(map(rank, wanted))
+        missing, bodies = list(map(rank, wanted)), dict[bytes, list[bytes] | None]()
         while missing:
             # The entries between them may be large too.
             most = min(len(missing), fitting(self._page_size, self._mean_bytes, PAGE_BYTES))
@@ -396,6 +334,7 @@ class InboxReader(Service):
             bodies.update(page)
             last = rank(page[-1][0]) if page else missing[-1]
             missing = [at for at in missing if at > last]
+        return bodies
 
     def _over(self, missing: list[bytes]) -> set[bytes]:
         """Return those of these ids, which are pending for us no more, that are in the stream: an acknowledgement of

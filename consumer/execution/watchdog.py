@@ -18,7 +18,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,8 @@ from typing import TYPE_CHECKING, Any
 from usher.common.base.clock import run_us
 from usher.common.base.log import event
 from usher.common.protocol.attempts import RAN_PAST
-from usher.common.redis.client import Link
 from usher.common.runtime.service import Service
 from usher.consumer.handlers.message import Message
-from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.lifecycle.process_ending import ProcessEnding
 from usher.consumer.policy.quarantine import Left
 
@@ -89,32 +86,26 @@ _LATE_S = 1.0
 
 
 class Watchdog(Service):
-    """The service that looks for hanging handlers. ``running`` gives the messages whose handlers have started and not
-    ended."""
+    """The service that looks for hanging handlers. ``running``: the messages whose handlers have started and not ended,
+    by whatever; ``event_loop``: that on which they run; None if they have threads."""
 
     name = "watch"
 
     def __init__(
         self,
-        link: Link,
-        steps: OwnerScripts,
-        running: Callable[[], Iterable[Message]],
-        is_flushed: Callable[[], bool],
-        journal: Journal,
+        running: Mapping[int, Message],
+        ending: ProcessEnding,
         limit_s: float,
-        run_log_length: int,
-        on_hung: Callable[[str], None],
+        event_loop: AsyncPool | None = None,
     ) -> None:
         super().__init__()
-        #: The event loop on which the handlers run; None if they have threads.
-        self.event_loop: AsyncPool | None = None
+        self.event_loop = event_loop
         self._silent_s = 0.0
         self._limit_s = limit_s
         self._due_s = math.inf
-        self._link = link
         self._running = running
         self._every_s = min(1.0, max(0.02, limit_s / 10))
-        self._ending = ProcessEnding(steps, is_flushed, journal, run_log_length, on_hung)
+        self._ending = ending
 
     def run_once(self) -> float:
         now = time.monotonic()
@@ -123,7 +114,9 @@ class Watchdog(Service):
         self._due_s, self._silent_s = now + self._every_s, silent_s
         if lost_s > _LATE_S:
             self._give_back(lost_s)
-        hung = [message for message in self._running() if message.deadline is not None and message.deadline < now]
+        hung = [
+            message for message in [*self._running.values()] if message.deadline is not None and message.deadline < now
+        ]
         if hung and self.event_loop is not None and silent_s:
             keeping = self.event_loop.on_loop()  # none: it is not known
             hung = [one for one in hung if not keeping or one in keeping] if silent_s > _TURNS_WITHIN_S else []
@@ -135,7 +128,7 @@ class Watchdog(Service):
         """Move deadlines by the time that was lost; none further than as long again as a handler may run, since one of
         them may be what takes the time."""
         began_us = run_us() - 2e6 * self._limit_s
-        kept = [one for one in self._running() if one.start_us > began_us]
+        kept = [one for one in [*self._running.values()] if one.start_us > began_us]
         named = [one.facts() for one in kept[:_MOST_NAMED]]
         event(log, "handlers_stood_still", level=logging.WARNING, seconds=round(lost_s, 1), running=named)
         for message in kept:

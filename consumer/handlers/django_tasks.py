@@ -38,7 +38,6 @@ from usher.common.base.text import format_error
 from usher.common.outbox.rows import as_json
 from usher.common.protocol.message import key_bytes
 from usher.common.sending.producer import Producer
-from usher.consumer.handlers.typed import fields_of
 
 try:
     from django.tasks.backends.base import BaseTaskBackend
@@ -180,7 +179,7 @@ class TaskHandler:
         self.handler_body()
         if message.is_rehearsal:
             raise GiveUp("a task of Django knows nothing of rehearsals: its effects would stay")
-        path, args, kwargs = _read(fields_of(message))
+        path, args, kwargs = _read(message.fields)
         task = _task(path)
         result = _result(task, message.uid, args, kwargs, task.backend)
         now = timezone.now()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import orjson
@@ -46,13 +46,13 @@ class OwnLease:
         return now_s() < self.ends_s
 
 
-#: What a caller is told: its kind, json or bytes, and itself; and most bytes of it.
+#: What a caller is told: its kind, json or bytes, and itself; and most bytes of it, and for all callers of a run.
 Told = tuple[bytes, bytes]
-_LONGEST_RESULT = 1 << 20
+_LONGEST_RESULT, _MOST_FOR_ALL = 1 << 20, 1 << 22
 
 
-def told(value: object) -> Told:
-    """Encode what a caller is told. Raises TypeError, ValueError."""
+def told(value: object, callers: int = 1) -> Told:
+    """Encode what callers are told. Raises TypeError, ValueError."""
     kind, data = b"bytes", value
     if not isinstance(data, bytes):
         try:
@@ -63,6 +63,10 @@ def told(value: object) -> Told:
     if len(data) > _LONGEST_RESULT:
         way_out = "store it, and send where it is, or send it in parts (message.progress)"
         raise ValueError(f"the result has {len(data):,} bytes, and at most {_LONGEST_RESULT:,} are sent: {way_out}")
+    if len(data) * callers > _MOST_FOR_ALL:
+        raise ValueError(
+            f"the result has {len(data):,} bytes for each of {callers} callers: more than {_MOST_FOR_ALL:,}"
+        )
     return kind, data
 
 
@@ -99,7 +103,7 @@ class Message(EntryView):
     is_rehearsal: ClassVar[bool] = False
     #: The executor of the handler that runs; None in a child process, and for handlers of batches.
     runner: ClassVar[Any] = None
-    on_progress: ClassVar[Callable[[Message, Told], None]] = lambda message, told: None  # of each message_type
+    on_progress: ClassVar[Callable[[list[Message], Told], None]] = lambda some, told: None  # of each message_type
     answer: Told | None  # of this run; unset: none
     start_us: int  # time of the last start; unset before the first
     end_us: int  # time at which its handler returned; unset before that
@@ -189,23 +193,27 @@ class Message(EntryView):
         None does. Raises TypeError and ValueError for what cannot be sent to a caller, if there is one."""
         if self.runner and (beside := self.runner.besides.get(self.stream_id)):
             beside.result = value  # for callers of what is absorbed later
-        for one in self._callers():
-            one.answer = told(value)
+        self.answer_all(value)
 
-    def _callers(self) -> Iterator[Message]:
-        """Yield what this run ends, as far as somebody waits for its result: all of them get the same."""
+    def answer_all(self, value: Any, *others: Message) -> None:
+        """Answer what this run ends, and ``others``, as far as somebody waits for its result: all get the same."""
+        if callers := self._callers(*others):
+            answer = told(value, len(callers))
+            for one in callers:
+                one.answer = answer
+
+    def _callers(self, *others: Message) -> list[Message]:
         beside = self.runner.besides.get(self.stream_id) if self.runner else None
-        for one in (self, *(beside.absorbed if beside else ())):
-            if one.reply_to is not None:
-                yield one
+        ended = (self, *(beside.absorbed if beside else ()), *others)
+        return [one for one in ended if one.reply_to is not None]
 
     def progress(self, chunk: Any) -> None:
         """Send a part of the result at once to its caller (``Producer.stream``), if there is one. Raises what
         ``result`` raises, OwnershipLost when this process' lease has ended, NotNow when too much waits to be sent."""
-        for one in self._callers():
+        if callers := self._callers():
             if not self._lease.holds():
                 raise OwnershipLost("the lease has ended: another run of this message may be under way")
-            type(self).on_progress(one, told(chunk))
+            type(self).on_progress(callers, told(chunk, len(callers)))
 
     @property
     def known(self) -> Attempts:

@@ -9,7 +9,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, is_typeddict
 
 from usher.common.base.callables import unawaitable_reason
@@ -21,16 +20,8 @@ from usher.consumer.handlers.decorators import batch_of, options_of, with_middle
 if TYPE_CHECKING:  # pydantic is imported by who asks for a type: each process for a suspect would pay for it
     from pydantic import TypeAdapter, ValidationError
 
-#: Most fields of a message, and characters in all, that an error names; and errors beyond which none is named.
-_MOST_NAMED, _LONGEST, _MOST_ERRORS = 20, 2000, 10_000
-#: Bytes of a message beyond which each list and dict has at most one error: of 4 MB there could be 65 million, of
-#: 1.3 million ``{}`` for a model of 50 fields, and each takes some 300 bytes.
-_SMALL = 4096
-#: Most fields of a message of which a mapping is made before a handler begins.
-_MOST_FIELDS = 10_000
-#: Kinds of pydantic's core schema that stop at the first error if they are told to, and keys behind which no schema is.
-_MANY = frozenset({"list", "set", "frozenset", "tuple", "deque", "dict", "frozendict"})
-_NO_SCHEMA = frozenset({"default", "metadata", "serialization", "expected", "members", "config"})
+#: Most fields of a message, and characters in all, that an error names.
+_MOST_NAMED, _LONGEST = 20, 2000
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 Reader = Callable[[Any], Any]
@@ -136,13 +127,9 @@ def _reader(asked: Any, body: str | Callable[[bytes], Any]) -> Reader:
             adapter.rebuild(raise_errors=True)
     except (PydanticUserError, NameError, TypeError) as problem:
         raise HandlerUnusable(f"pydantic cannot check {asked!r}: {str(problem).splitlines()[0]}") from None
-    make, compiles = _maker(adapter, body), False
-    with suppress(PydanticUserError):  # of a type that no schema of JSON describes
-        compiles = "'regex'" in str(adapter.json_schema())
+    make = _maker(adapter, body)
 
     def read(message: Any) -> Any:
-        if compiles and message.size > _SMALL:
-            raise Invalid(f"with a pattern (re.Pattern), a message has at most {_SMALL:,} bytes: it would be compiled")
         try:
             return make(message)
         except ValidationError as wrong:
@@ -152,16 +139,11 @@ def _reader(asked: Any, body: str | Callable[[bytes], Any]) -> Reader:
 
 
 def _maker(adapter: TypeAdapter[Any], body: str | Callable[[bytes], Any]) -> Reader:
-    whole, brief = adapter.validator, _brief(adapter)
-
-    def of(message: Any) -> Any:
-        return whole if message.size <= _SMALL else brief
-
     makers: dict[str, Reader] = {
         "": lambda message: makers["fields" if first_value(message.flat, BODY_FIELD) is None else "json"](message),
-        "json": lambda message: of(message).validate_json(message.body),
-        "fields": lambda message: of(message).validate_python(fields_of(message)),
-        "bytes": lambda message: of(message).validate_python(message.body),
+        "json": lambda message: adapter.validate_json(message.body),
+        "fields": lambda message: adapter.validate_python(message.fields),
+        "bytes": lambda message: adapter.validate_python(message.body),
     }
     if isinstance(body, str) and body in makers:
         return makers[body]
@@ -176,35 +158,9 @@ def _maker(adapter: TypeAdapter[Any], body: str | Callable[[bytes], Any]) -> Rea
             raise
         except Exception as problem:
             raise Invalid(f"its body cannot be decoded: {type(problem).__name__}: {problem}") from None
-        # A function may unpack it: its size says nothing of the value's.
-        return (of(message) if body == "msgpack" else brief).validate_python(value)
+        return adapter.validate_python(value)
 
     return decoded
-
-
-def _brief(adapter: TypeAdapter[Any]) -> Any:
-    from pydantic_core import SchemaValidator
-
-    schema = _stopping_early(adapter.core_schema)
-    try:  # "prebuilt": those of models as they are, which would not stop
-        return SchemaValidator(schema, _use_prebuilt=False)
-    except TypeError:  # before pydantic 2.11
-        return SchemaValidator(schema)
-
-
-def _stopping_early(schema: Any) -> Any:
-    if isinstance(schema, dict):
-        found = {key: one if key in _NO_SCHEMA else _stopping_early(one) for key, one in schema.items()}
-        return found | {"fail_fast": True} if str(schema.get("type")) in _MANY else found
-    return type(schema)(map(_stopping_early, schema)) if type(schema) in (list, tuple) else schema
-
-
-def fields_of(message: Any) -> dict[str, str]:
-    """Return the message's fields. Raises Invalid for so many that a mapping of them holds all other handlers up."""
-    if (count := len(message.flat) // 2) > _MOST_FIELDS:
-        raise Invalid(f"it has {count:,} fields: at most {_MOST_FIELDS:,} are looked at before a handler begins")
-    fields: dict[str, str] = message.fields
-    return fields
 
 
 def _told(wrong: ValidationError) -> str:
@@ -217,8 +173,6 @@ def _told(wrong: ValidationError) -> str:
     ...     _told(wrong)
     'a: Input should be a valid integer, unable to parse string as an integer'
     """
-    if wrong.error_count() > _MOST_ERRORS:  # pydantic has no way to the first ones alone
-        return f"{wrong.error_count():,} places do not fit, too many to name any"
     errors = wrong.errors(include_url=False, include_context=False, include_input=False)
     named = [
         f"{'.'.join(str(part)[:200] for part in one['loc']) or 'the value'}: {one['msg']}"
@@ -328,7 +282,7 @@ class Router:
         if not self._calls:
             self.handler_body()  # called by a test, and not by a consumer
         for field in self._fields:
-            call = self._calls.get((field, fields_of(message).get(field)))
+            call = self._calls.get((field, message.fields.get(field)))
             if call is not None:
                 return call
         if (call := self._calls.get(None)) is None:

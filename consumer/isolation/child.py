@@ -117,8 +117,7 @@ class Slot(Service):
         seconds = time.monotonic() - began_s
         message.slot = 0
         if self._handler.batch is not None:
-            [verdict] = judge([[message]], returned, raised)
-            raised = verdict.error
+            [(_, raised)] = judge([[message]], returned, raised)
         told = getattr(message, "answer", None) if raised is None else None
         return replace(ended(raised, seconds), answer=told)
 
@@ -270,7 +269,7 @@ def run(asked_by: int, where: int) -> None:
     limit_s = given(handler.options.deadline_s, spec.handler_s)
     lease = OwnLease(0.0 if spec.has_lease else math.inf, now_s())
     made = message_type(spec.stream, spec.is_gathered, spec.is_rehearsal)
-    made.on_progress = lambda message, told: answer(asker, {PART: told})
+    made.on_progress = lambda some, told: answer(asker, {PART: told})
     slot = Slot(asker, handler, made, lease, limit_s)
     answer(asker, {"limit_s": limit_s})
     slot.start()

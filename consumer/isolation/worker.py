@@ -152,7 +152,7 @@ class SuspectWorker(Service):
         self._runs = message.stream_id
         try:
             known = message.attempt - 1, message.failures, message.crashes, message.losses
-            child.on_part = partial(type(message).on_progress, message)
+            child.on_part = partial(type(message).on_progress, [message])
             result = child.run(Piece(message.ticket, message.stream_id, message.fence, known, message.flat))
         except _CancelAsked:
             self._end_child(gently=False)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
-from usher.common.redis.client import Link
 from usher.common.runtime.service import Service
 from usher.consumer.handlers.message import OwnLease
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
@@ -31,15 +30,13 @@ class Heartbeat(Service):
 
     def __init__(
         self,
-        link: Link,
         steps: OwnerScripts,
         lease: OwnLease,
         works: Callable[[], bool],
         on_lost: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._link = link
-        self._steps = steps
+        self._steps, self._link = steps, steps.link
         self._lease = lease
         self._works = works
         self._on_lost = on_lost
@@ -56,19 +53,18 @@ class Heartbeat(Service):
             lease_ms, left_ms = int(1000 * self._lease.lease_s), int(1000 * (self._lease.ends_s - sent_s))
             try:
                 if self._renewals % _TOUCHES:
-                    renewal = self._steps.extend(lease_ms, left_ms)
+                    state, start = self._steps.extend(lease_ms, left_ms), b""
                 else:
-                    renewal = self._steps.renew(lease_ms, start, left_ms)
+                    state, _, start = self._steps.renew(lease_ms, start, left_ms)
             except RedisTrouble as trouble:
                 event(log, "lease_not_renewed", level=logging.WARNING, why=str(trouble))
                 return self._retry_s()
-            if renewal.state in ("", "revoked"):
+            if state in ("", "revoked"):
                 self._lease.end()
-                self._on_lost(f"the lease is lost: {'it was revoked' if renewal.state else 'it had ended'}")
+                self._on_lost(f"the lease is lost: {'it was revoked' if state else 'it had ended'}")
                 return self._lease.lease_s
             self._lease.renewed(sent_s)
             self.made_progress()
-            start = renewal.following
         self._renewals += 1
         return self._lease.lease_s / 3
 

@@ -3,7 +3,6 @@ what ``Link.call`` raises."""
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import logging
 import math
@@ -12,13 +11,12 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.clock import now_s
 from usher.common.base.errors import OwnershipLost
 from usher.common.base.log import event
 from usher.common.protocol.attempts import Attempts, encode
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.last_error import LastError, NotedError
-from usher.common.protocol.last_error import decode as decode_error
+from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.registration import Registration
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.scripts import ScriptRunner
@@ -26,16 +24,6 @@ from usher.common.redis.scripts import ScriptRunner
 log = logging.getLogger(__name__)
 _NO_ERROR = NotedError()
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
-_SOME, _NEW_MS = 40, 60_000  # last errors that are looked at, and how old they may be
-
-
-class Renewal(NamedTuple):
-    """The result of a renewal. ``state``: live, draining, revoked (the lease was not extended), or "" when the lease is
-    gone. ``touched``: number of pending entries. ``following``: id to go on from, empty when all were touched."""
-
-    state: str
-    touched: int
-    following: bytes = b""
 
 
 class Buried(enum.Enum):
@@ -88,29 +76,30 @@ class OwnerScripts:
     """The atomic steps of one incarnation. Each raises OwnershipLost when the lease has ended."""
 
     def __init__(self, scripts: ScriptRunner, keys: Keys, registration: Registration) -> None:
-        self._scripts = scripts
+        self._scripts, self.link = scripts, scripts.link
         self._keys = keys
         self._registration = registration
         self.incarnation = self._incarnation = registration.incarnation
         self._lease = keys.lease(registration.incarnation)
         self._has_renewed = False
 
-    def renew(self, lease_ms: int, start: bytes = b"-", left_ms: int = 1) -> Renewal:
+    def renew(self, lease_ms: int, start: bytes = b"-", left_ms: int = 1) -> tuple[str, int, bytes]:
         """Extend the lease, and touch up to a thousand pending entries of this incarnation, from ``start`` on.
-        ``left_ms``: what the lease has left, and keeps if it was revoked."""
+        ``left_ms``: what the lease has left, and keeps if it was revoked. Return its state (live, draining, revoked: it
+        was not extended, or "": it is gone), how many were touched, and the id to go on from, empty after the last."""
         first = () if self._has_renewed else (self._keys.unproven(self._incarnation), self._keys.changed)
         keys = (self._lease, self._keys.stream, *first)
         args = (self._keys.group, self._incarnation, lease_ms, start, max(1, left_ms))
         state, touched, following = self._scripts.run("renew", keys, args)
         self._has_renewed = True
-        return Renewal("" if state == b"LOST" else state.decode(), touched, following)
+        return "" if state == b"LOST" else state.decode(), touched, following
 
-    def extend(self, lease_ms: int, left_ms: int) -> Renewal:
-        """Extend the lease alone, by one plain command; see ``renew``."""
-        state = self._scripts.link.call("GETEX", self._lease, "PX", lease_ms)
+    def extend(self, lease_ms: int, left_ms: int) -> str:
+        """Extend the lease alone, by one plain command; return its state, see ``renew``."""
+        state = self.link.call("GETEX", self._lease, "PX", lease_ms)
         if state == b"revoked":
-            self._scripts.link.call("PEXPIRE", self._lease, max(1, left_ms))
-        return Renewal((state or b"").decode(), 0)
+            self.link.call("PEXPIRE", self._lease, max(1, left_ms))
+        return (state or b"").decode()
 
     def ack(
         self,
@@ -168,14 +157,6 @@ class OwnerScripts:
         reply = self._scripts.run("charge", script_keys, args)
         self._check(reply[0])
         return list(reply[1])
-
-    def some_errors(self) -> list[LastError]:
-        """Return new errors of some messages of the group; none without a right to see them. Not by HRANDFIELD, with
-        which who may send it makes Redis write thousands of millions of them, and answer nobody else."""
-        found: Sequence[bytes] = ()
-        with contextlib.suppress(CommandRefused):  # `usher doctor` tells of rights
-            found = self._scripts.link.call("HSCAN", self._keys.errors, 0, "COUNT", _SOME)[1]
-        return [one for one in map(decode_error, found[1::2]) if one and one.at_ms >= wall_ms() - _NEW_MS]
 
     def drain(self, lease_ms: int) -> None:
         self._check(self._scripts.run("drain", (self._lease, self._keys.changed), (lease_ms, self._incarnation)))

@@ -8,6 +8,7 @@ Redis not hear of it; whatever else ran was only in the way.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,8 +37,7 @@ _POLL_S = 0.01
 
 
 class ProcessEnding:
-    """The way to end this process. ``leave`` gets the reason. Belongs to the thread of the connection behind
-    ``steps``."""
+    """The way to end this process, for one thread at a time. ``leave`` gets the reason."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class ProcessEnding:
         self._journal = journal
         self._run_log_length = run_log_length
         self._leave = leave
+        self._lock = threading.Lock()
 
     def end(self, starts: Sequence[Left], why: str, error: str, stacks: Sequence[str] = ()) -> None:
         """Charge these starts, which have not ended, with an end of their process, and leave. ``error``: what people
@@ -67,7 +68,8 @@ class ProcessEnding:
             kept = encode_kept(self._steps.incarnation, run, CRASHED, error)
             errors[one.stream_id] = encode_error(noted, stack)._replace(runs=kept)
         try:
-            self._steps.charge(charged, record, self._run_log_length, errors, len(runs))
+            with self._lock:
+                self._steps.charge(charged, record, self._run_log_length, errors, len(runs))
             for one in starts:
                 self._journal.forget(one)
         except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # the process leaves whatever Redis answers

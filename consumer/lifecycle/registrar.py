@@ -4,14 +4,12 @@ done."""
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.runtime.service import Service, ServiceEnded
@@ -20,8 +18,6 @@ from usher.consumer.lifecycle.master_client import MasterAnswer, MasterClient, M
 log = logging.getLogger(__name__)
 
 _WHEN_HELD_S = 0.5
-#: A name in use is logged again only after this long.
-_REPEAT_LOG_S = 10.0
 _WAY_OUT = (
     "this consumer asks again until the other one, or its lease, has ended; to run both at the same time, give each its"
     " own USHER_CONSUMER_NAME"
@@ -66,7 +62,6 @@ class Registrar(Service):
         self._give_up = give_up
         self._was_over = False  # the last answer was 410
         self._was_held = False  # the last answer was 409, and nothing was asked since
-        self._quiet_until_s = -math.inf  # a held name is not logged before this time
 
     def run_once(self) -> float:
         if self._was_held and self._asked.lock == NO_LOCK:
@@ -86,11 +81,7 @@ class Registrar(Service):
             self._accepted(answer.document, answer.sent_s)
             raise ServiceEnded
         if answer.status == 409:
-            if now_s() >= self._quiet_until_s:
-                self._quiet_until_s = now_s() + _REPEAT_LOG_S
-                event(
-                    log, "name_in_use", level=logging.WARNING, consumer=asked.name, master=answer.url, way_out=_WAY_OUT
-                )
+            event(log, "name_in_use", level=logging.WARNING, consumer=asked.name, master=answer.url, way_out=_WAY_OUT)
             return _WHEN_HELD_S
         if answer.status == 410:
             # An earlier request was heard, its answer was lost, and the lease ended before this request. Nothing was

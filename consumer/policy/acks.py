@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import NotedError
-from usher.common.protocol.run_log import Executed
 
 #: Number of messages that is worth a call; with fewer the acker waits for more.
 _WORTH_A_CALL = 200
@@ -20,36 +19,16 @@ _WORTH_A_CALL = 200
 _WIDE_WINDOW = 256
 
 
-class Linger(NamedTuple):
-    """The wait of finished messages for their acknowledgement: until ``seconds`` after the last write, or until there
-    are ``enough`` together."""
+def linger(flush_s: float, strict: bool, spare: int, ticket_window: int) -> tuple[float, int]:
+    """Return for how long finished messages wait for their acknowledgement, from the last write on, and how many of
+    them wait for no more. ``spare``: messages that the consumer may have beyond those that run; ``ticket_window``: most
+    messages of one ticket. The leader hands more over when it hears that half of them are done.
 
-    seconds: float
-    enough: int
-
-
-def linger(flush_s: float, strict: bool, spare: int, ticket_window: int) -> Linger:
-    """Return the wait for a consumer. ``flush_s``: as set. ``spare``: messages that the consumer may have beyond those
-    that run; ``ticket_window``: most messages of one ticket. The leader hands more over when it hears that half of them
-    are done.
-
-    >>> linger(0.02, False, 1992, 512)
-    Linger(seconds=0.02, enough=200)
-    >>> linger(0.02, True, 12, 512)
-    Linger(seconds=0.005, enough=6)
+    >>> linger(0.02, False, 1992, 512), linger(0.02, True, 12, 512)
+    ((0.02, 200), (0.005, 6))
     """
     is_waited_for = strict or ticket_window < _WIDE_WINDOW
-    return Linger(flush_s / 4 if is_waited_for else flush_s, max(1, min(_WORTH_A_CALL, spare // 2)))
-
-
-class Success(Executed, Protocol):
-    @property
-    def lane(self) -> Any:
-        """Return the held lane, when the next message of the ticket must wait for the acknowledgement."""
-
-    @property
-    def is_asked(self) -> bool:
-        """Return whether somebody waits for its result."""
+    return flush_s / 4 if is_waited_for else flush_s, max(1, min(_WORTH_A_CALL, spare // 2))
 
 
 class Finished(NamedTuple):
@@ -61,7 +40,6 @@ class Finished(NamedTuple):
     attempt: int
     start_us: int
     end_us: int
-    lane: Any = None
     flat: Sequence[bytes] = ()
 
 
@@ -82,18 +60,18 @@ class AckLedger:
     absorbed, in this batch. They are acknowledged together."""
 
     def __init__(self, most: int) -> None:
-        self.finished: deque[Success] = deque()  # append and popleft of a deque are atomic
+        self.finished: deque[Any] = deque()  # append and popleft of a deque are atomic
         self.is_again = False
         self._most = most
-        self._under_way: list[Success] = []
+        self._under_way: list[Any] = []
         self.taken = 0
-        self.absorbed: dict[bytes, Sequence[Success]] = {}
+        self.absorbed: dict[bytes, Sequence[Any]] = {}
         self.into: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
         return len(self.finished) + (self.taken if self._under_way else 0)
 
-    def next_batch(self, most: int | None = None) -> list[Success]:
+    def next_batch(self, most: int | None = None) -> list[Any]:
         """Return the batch that is under way, or a new one of up to ``most`` messages; empty when there is nothing."""
         self.is_again = bool(self._under_way)
         if not self.is_again:

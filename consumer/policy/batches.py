@@ -7,9 +7,10 @@ again, in order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from usher.common.base.errors import PartialFailure, RetryLater, UsherError, readable
+from usher.common.base.text import format_error
 
 
 class InCall(Protocol):
@@ -32,16 +33,12 @@ class TriedTogether(RetryLater):
     itself. It is not charged as a failure."""
 
     def __init__(self, raised: BaseException) -> None:
-        super().__init__(0.0, f"a call with several messages failed: {_format_failure(raised)}")
+        super().__init__(0.0, f"a call with several messages failed: {format_error(raised)}")
         self.__cause__ = raised
 
 
-class LaneOutcome(NamedTuple):
-    """The outcome for the messages of one lane: the first ``done`` of them are done, and the next one failed with
-    ``error`` (None: all are done)."""
-
-    done: int
-    error: BaseException | None
+#: The outcome for the messages of one lane: so many are done, and the next one failed with this (None: all are done).
+LaneOutcome = tuple[int, BaseException | None]
 
 
 def goes_alone(message: InCall) -> bool:
@@ -80,13 +77,13 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
         try:
             failed = _named(parts, returned)
         except Exception as problem:  # keys or errors of the handler's own types may fail to be read
-            failed = TypeError(f"the failures that a batch handler names cannot be read: {_format_failure(problem)}")
+            failed = TypeError(f"the failures that a batch handler names cannot be read: {format_error(problem)}")
         if not isinstance(failed, TypeError):
             return [_first_failed(part, failed) for part in parts]
         raised = failed
     if isinstance(raised, RetryLater) or sum(map(len, parts)) == 1:
-        return [LaneOutcome(0, raised) for _ in parts]
-    return [LaneOutcome(0, TriedTogether(raised)) for _ in parts]
+        return [(0, raised) for _ in parts]
+    return [(0, TriedTogether(raised)) for _ in parts]
 
 
 def _failed_of(raised: PartialFailure) -> Any:
@@ -129,12 +126,5 @@ def _error_of(value: Any) -> BaseException | None:
 def _first_failed(part: Sequence[InCall], failed: Mapping[str, BaseException]) -> LaneOutcome:
     for place, message in enumerate(part):
         if message.id in failed:
-            return LaneOutcome(place, failed[message.id])
-    return LaneOutcome(len(part), None)
-
-
-def _format_failure(raised: BaseException) -> str:
-    try:
-        return f"{type(raised).__name__}: {raised}"
-    except Exception:  # its text cannot be had
-        return type(raised).__name__
+            return place, failed[message.id]
+    return len(part), None

@@ -144,8 +144,8 @@ class LaneBoard(Generic[M]):
 
     def release(self, lane: Lane[M]) -> None:
         if lane.queue or lane.early or lane.apart:
-            self._leave(lane)
-            self._finish(lane)
+            self.hold(lane)
+            self.resume(lane)
         else:  # the usual case, at the least cost
             self.running -= 1
             lane.forgotten, lane.busy = 0, False
@@ -154,16 +154,26 @@ class LaneBoard(Generic[M]):
 
     def hold(self, lane: Lane[M]) -> None:
         """Take the lane from its runner; none of its messages starts before ``resume``."""
-        self._leave(lane)
+        if lane.apart:
+            lane.apart = False
+            self.running_apart -= 1
+        else:
+            self.running -= 1
 
     def resume(self, lane: Lane[M]) -> None:
-        """Let a held lane go on: the write that it waited for has happened."""
-        self._finish(lane)
+        """Let a lane go on that nobody runs: a held one, when the write that it waited for has happened."""
+        lane.forgotten = 0
+        if lane.queue or lane.early:
+            self.ready.append(lane)
+        else:
+            lane.busy = False
+            if self.lanes.get(lane.ticket) is lane:
+                del self.lanes[lane.ticket]
 
     def retry(self, lane: Lane[M], message: M, due_s: float) -> None:
         """Take the lane from its runner; ``message`` is first in it again, and the lane is ready at ``due_s``. If the
         ticket was forgotten while the message ran, the message is dropped."""
-        self._leave(lane)
+        self.hold(lane)
         self.wait(lane, message, due_s)
 
     def wait(self, lane: Lane[M], message: M, due_s: float) -> None:
@@ -182,7 +192,7 @@ class LaneBoard(Generic[M]):
     def isolate(self, lane: Lane[M], message: M) -> None:
         """Take the lane from its runner, which has not started ``message``: it is first in the lane again, and runs in
         a child process."""
-        self._leave(lane)
+        self.hold(lane)
         if self._requeue_first(lane, message):
             self._suspects.append(lane)
 
@@ -327,28 +337,12 @@ class LaneBoard(Generic[M]):
         lane.queue.clear()
         lane.early.clear()
 
-    def _leave(self, lane: Lane[M]) -> None:
-        if lane.apart:
-            lane.apart = False
-            self.running_apart -= 1
-        else:
-            self.running -= 1
-
     def _requeue_first(self, lane: Lane[M], message: M) -> bool:
         """Put ``message`` first in the lane again. Return False when another owner has the ticket: the message is
         dropped, and the lane ends its run."""
         if message.fence <= lane.forgotten:
             self.done([message.stream_id])
-            self._finish(lane)
+            self.resume(lane)
             return False
         lane.queue.appendleft(message)
         return True
-
-    def _finish(self, lane: Lane[M]) -> None:
-        lane.forgotten = 0
-        if lane.queue or lane.early:
-            self.ready.append(lane)
-        else:
-            lane.busy = False
-            if self.lanes.get(lane.ticket) is lane:
-                del self.lanes[lane.ticket]

@@ -21,13 +21,6 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True)
-class TryAgain:
-    """The decision to start the message again after ``wait_s`` seconds; its ticket waits."""
-
-    wait_s: float
-
-
-@dataclass(frozen=True)
 class Bury:
     """The decision to make the message a dead letter. Details that are only for people are not compared."""
 
@@ -70,8 +63,9 @@ def unended(known: Attempts) -> Bury:
     return Bury("attempts_exhausted", error)
 
 
-def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: random.Random) -> TryAgain | Bury:
-    """Decide what follows from ``raised``, when ``failures`` starts of the message have ended badly, this one included.
+def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: random.Random) -> float | Bury:
+    """Return what follows from ``raised``, when ``failures`` starts of the message have ended badly, this one included:
+    its dead letter, or after how many seconds it starts again; its ticket waits.
 
     ==================  ====================  =================================
     the handler raised  attempts left         decision
@@ -79,8 +73,8 @@ def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: rando
     anything            given up by operator  Bury("operator")
     Invalid             any                   Bury("invalid")
     GiveUp              any                   Bury("gave_up")
-    RetryLater          any                   TryAgain after what it asked for
-    anything else       yes                   TryAgain with backoff
+    RetryLater          any                   the wait that it asked for
+    anything else       yes                   a backoff
     anything else       no                    Bury("attempts_exhausted")
     ==================  ====================  =================================
     """
@@ -90,10 +84,10 @@ def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: rando
     if isinstance(raised, GiveUp):
         return Bury("invalid" if isinstance(raised, Invalid) else "gave_up", error)
     if isinstance(raised, RetryLater):
-        return TryAgain(min(max(0.0, float(raised.after_s)), _LONGEST_WAIT_S))
+        return min(max(0.0, float(raised.after_s)), _LONGEST_WAIT_S)
     if failures >= policy.max_attempts:
         return Bury("attempts_exhausted", error)
-    return TryAgain(backoff_s(max(1, failures), policy.base_s, policy.cap_s, rng))
+    return backoff_s(max(1, failures), policy.base_s, policy.cap_s, rng)
 
 
 #: Number of tickets above which those are forgotten whose next start is not held back any more.

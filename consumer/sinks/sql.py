@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from usher.common.base.callables import unawaitable_reason, unfinished_kind
-from usher.common.base.extras import how_to_install
 from usher.common.base.log import event
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.sql.alchemy import sa
@@ -65,12 +64,12 @@ class SinkTables:
     """The tables of all sinks of one database schema; ``name`` tells the sinks apart. The methods run in the caller's
     transaction."""
 
-    def __init__(self, dialect: str, name: str, schema: str | None) -> None:
+    def __init__(self, dialect: str, name: str) -> None:
         if dialect not in ("postgresql", "sqlite"):
             raise SinkMisused(f"SqlSink works on PostgreSQL and SQLite; this engine is for {dialect}")
         self._is_postgres = dialect == "postgresql"
         self._name = name
-        self.metadata = sa.MetaData(schema=schema)
+        self.metadata = sa.MetaData()
         number = sa.BigInteger
         self._fences = self._table("usher_fences", sa.Column("fence", number, nullable=False))
         self._uids = self._table("usher_uids", sa.Column("uid", sa.Text, primary_key=True))
@@ -94,8 +93,7 @@ class SinkTables:
             where=self._fences.c.fence <= fence.excluded.fence,
         )
         uid = insert(self._uids).values(**own, uid=sa.bindparam("uid")).on_conflict_do_nothing()
-        counted = {"preserve_rowcount": True}
-        return fence.execution_options(**counted), uid.execution_options(**counted)
+        return fence.returning(self._fences.c.fence), uid.returning(self._uids.c.uid)  # one row each, if written
 
     def _admit(self, connection: sa.Connection, message: Marked) -> bool:
         """Run the first statements of a transaction. Return True when the effect may follow, False when it is stored
@@ -107,9 +105,10 @@ class SinkTables:
         """
         ticket = storable(fenced_ticket(message))
         try:
-            if ticket and not _wrote(connection.execute(self._take_fence, {"ticket": ticket, "fence": message.fence})):
+            fence, uid = {"ticket": ticket, "fence": message.fence}, {"ticket": ticket, "uid": storable(message.uid)}
+            if ticket and connection.execute(self._take_fence, fence).first() is None:
                 raise StaleFence(message)
-            return _wrote(connection.execute(self._take_uid, {"ticket": ticket, "uid": storable(message.uid)}))
+            return connection.execute(self._take_uid, uid).first() is not None
         except sa.exc.DBAPIError as error:
             if sqlstate(error) != CANCELED:
                 raise
@@ -195,19 +194,12 @@ class SinkTables:
         made: list[Any] = [sa.schema.CreateTable(table, if_not_exists=True) for table in tables]
         return made + [sa.schema.CreateIndex(index, if_not_exists=True) for table in tables for index in table.indexes]
 
-    def prune(self, connection: sa.Connection, keep_s: float, keep_most: int | None, at_once: int) -> int:
-        """Remove at most ``at_once`` rows of each table that are older than ``keep_s`` seconds, and uids beyond
-        ``keep_most`` (to the second; if the clock went back, not before it is where it was). Return how many."""
+    def prune(self, connection: sa.Connection, keep_s: float, at_once: int) -> int:
+        """Remove at most ``at_once`` rows of each table that are older than ``keep_s`` seconds. Return how many."""
         removed = 0
         for table in (self._fences, self._uids):
             is_ours = table.c.sink == self._name
             too_old = table.c.at_s < self._now - int(keep_s)
-            if table is self._uids and keep_most is not None:
-                youngest_first = sa.select(table.c.at_s).where(is_ours).order_by(table.c.at_s.desc())
-                beyond = table.c.at_s < youngest_first.offset(max(0, keep_most - 1)).limit(1).scalar_subquery()
-                # While there are rows of a future time, the clock has gone back (a failover), and it is unknown which
-                # rows are the newest.
-                too_old = sa.or_(too_old, sa.and_(beyond, youngest_first.limit(1).scalar_subquery() <= self._now))
             keys = sa.tuple_(*table.primary_key.columns)
             # Locked rows are skipped: a ticket that comes back at this moment keeps its fence.
             picked = sa.select(*table.primary_key.columns).where(is_ours, too_old).order_by(table.c.at_s).limit(at_once)
@@ -215,19 +207,6 @@ class SinkTables:
                 sa.delete(table).where(keys.in_(picked.with_for_update(skip_locked=True)))
             ).rowcount
         return removed
-
-
-def _wrote(result: Any) -> bool:
-    """Return whether the statement wrote its row. Raises SinkMisused where that is unknown: taken for a repeat, the
-    message would be done without its effect, and a lower fence would pass. SQLAlchemy before 2.0.28 reports -1 for an
-    INSERT."""
-    count = result.rowcount
-    if count not in (0, 1):
-        raise SinkMisused(
-            f"SQLAlchemy {sa.__version__} reports {count} written rows where 0 or 1 is expected, so nothing is stored;"
-            " 2.0.28 or later is needed: " + how_to_install("sql")
-        )
-    return bool(count)
 
 
 def storable(text: str) -> str:
@@ -260,11 +239,11 @@ M = TypeVar("M", bound=Marked)
 class BaseSink:
     """Base of the sinks for plain and for ``async def`` handlers."""
 
-    def __init__(self, dialect: str, name: str, schema: str | None, keep_s: float, keep_most: int | None) -> None:
-        self._tables = SinkTables(dialect, name, schema)
+    def __init__(self, dialect: str, name: str, keep_s: float) -> None:
+        self._tables = SinkTables(dialect, name)
         if not abs(keep_s) < 1e12:
             raise SinkMisused(f"keep_s is a number of seconds (it is {keep_s})")
-        self._kept = (keep_s, keep_most)
+        self._keep_s = keep_s
         self._turns = itertools.count(1)
         self._checked = False
 
@@ -285,8 +264,8 @@ class BaseSink:
 class SqlSink(BaseSink):
     """Exactly-once effects through one SQLAlchemy engine (see the module). Threads may share it.
 
-    ``name``: one per use, see the module. ``keep_s``: seconds for which uids and fences are kept; ``keep_most``: most
-    uids kept, None for no bound. Raises SinkMisused for databases other than PostgreSQL and SQLite.
+    ``name``: one per use, see the module. ``keep_s``: seconds for which uids and fences are kept. Raises SinkMisused
+    for databases other than PostgreSQL and SQLite.
     """
 
     def __init__(
@@ -295,8 +274,6 @@ class SqlSink(BaseSink):
         name: str = "default",
         *,
         keep_s: float = WEEK_S,
-        keep_most: int | None = None,
-        schema: str | None = None,
     ) -> None:
         if isinstance(engine, str):
             made = sa.engine.make_url(engine)
@@ -309,7 +286,7 @@ class SqlSink(BaseSink):
                 " usher.consumer.sinks.sql_async.AsyncSqlSink"
             )
         self.engine = engine
-        super().__init__(engine.dialect.name, name, schema, keep_s, keep_most)
+        super().__init__(engine.dialect.name, name, keep_s)
 
     @property
     def metadata(self) -> sa.MetaData:
@@ -362,7 +339,7 @@ class SqlSink(BaseSink):
         """Remove up to ``at_once`` rows of each table that need not be kept, and return how many. The sink calls it by
         itself now and then."""
         with plain_errors(), self.engine.begin() as connection:
-            return self._tables.prune(connection, *self._kept, at_once)
+            return self._tables.prune(connection, self._keep_s, at_once)
 
     @contextlib.contextmanager
     def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:

@@ -29,8 +29,6 @@ class AsyncSqlSink(BaseSink):
         name: str = "default",
         *,
         keep_s: float = WEEK_S,
-        keep_most: int | None = None,
-        schema: str | None = None,
     ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise SinkMisused(
@@ -38,7 +36,7 @@ class AsyncSqlSink(BaseSink):
                 " usher.consumer.sinks.sql.SqlSink"
             )
         self.engine = engine
-        super().__init__(engine.dialect.name, name, schema, keep_s, keep_most)
+        super().__init__(engine.dialect.name, name, keep_s)
 
     async def create_tables(self) -> None:
         """Create the sink's tables where they are missing; safe in many processes at once."""
@@ -81,4 +79,4 @@ class AsyncSqlSink(BaseSink):
         if next(self._turns) % PRUNE_EVERY == 0:
             with self._pruning():
                 async with self.engine.begin() as connection:
-                    await connection.run_sync(self._tables.prune, *self._kept, PRUNE_AT_ONCE)
+                    await connection.run_sync(self._tables.prune, self._keep_s, PRUNE_AT_ONCE)

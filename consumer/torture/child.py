@@ -173,7 +173,7 @@ class TortureChild:
         self.is_frozen = False
         os.kill(self.pid, signal.SIGCONT)
 
-    def end(self) -> None:
+    def close(self) -> None:
         if not self.is_over:
             os.kill(self.pid, signal.SIGKILL)
             self._reap()
@@ -247,13 +247,29 @@ class _ChildLoop:
 
     def _do_run(self, order: dict[str, Any]) -> dict[str, Any]:
         handler = self._handler
-        lease = OwnLease(_LEASE_S, now_s())
-        flat = [part.encode("utf-8", "surrogateescape") for part in order["flat"]]
-        before = order["attempt"] - 1
-        message = Message(
-            order["ticket"].encode(), order["id"].encode(), order["fence"], flat, lease, Attempts(before, before)
-        )
-        message.attempt = order["attempt"]
+        lease, before, absorbed = OwnLease(_LEASE_S, now_s()), order["attempt"] - 1, list[int]()
+
+        class Given(Message):
+            __slots__ = ()
+
+            def absorb(self, limit: int | None = None) -> list[Message]:
+                taken = waiting[:limit]
+                del waiting[: len(taken)]
+                absorbed.extend(number for number, _ in taken)
+                return [one for _, one in taken]
+
+            async def more(self, timeout_s: float) -> Message | None:
+                return next(iter(self.absorb(1)), None)
+
+        def entry(entry_id: str, flat: Sequence[str], before: int = 0) -> Message:
+            parts = [part.encode("utf-8", "surrogateescape") for part in flat]
+            of_ticket = order["ticket"].encode(), entry_id.encode(), order["fence"], parts
+            message = Given(*of_ticket, lease, Attempts(before, before))
+            message.attempt += 1
+            return message
+
+        message = entry(order["id"], order["flat"], before)
+        waiting = [(number, entry(*one)) for number, *one in order["behind"]]
         does, place = order["does"], order["place"]
 
         def act(where: str) -> None:
@@ -275,7 +291,7 @@ class _ChildLoop:
         # This run may have had fewer lines than the undisturbed one.
         if does and (place == AFTER or (isinstance(place, int) and steps.count <= place)):
             act("the acknowledgement")
-        return {"ended": "well", "lines": steps.count}
+        return {"ended": "well", "lines": steps.count, "absorbed": absorbed}
 
     def _handled(self, handler: Handler, message: Message) -> None:
         """Call the handler as a consumer does, a batch handler with a list of one. Raises the error that the message
@@ -289,9 +305,9 @@ class _ChildLoop:
             returned = call([message])
         except BaseException as problem:
             raised = problem
-        [verdict] = judge([[message]], returned, raised)
-        if verdict.error is not None:
-            raise verdict.error
+        [(_, error)] = judge([[message]], returned, raised)
+        if error is not None:
+            raise error
 
     def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
         result = function(*arguments)

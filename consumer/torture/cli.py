@@ -83,8 +83,8 @@ def run_torture(
 _HELP = """Run HANDLER (module:function) against everything that may happen to it, and say whether its effects are safe.
 
 Three messages of one ticket are handled again and again by real processes that are killed, stopped and repeated, before
-every line of your handler. Afterwards the ticket must look as if nothing had happened. Your handler really runs, so
-point it to a database for tests.
+every line of your handler. Afterwards the ticket must look as if nothing had happened; for a handler that absorbs, also
+as if each message had run alone. Your handler really runs, so point it to a database for tests.
 
 --effect names a function that tells what a ticket looks like. It may be
 
@@ -140,13 +140,8 @@ def torture(
     seconds = time.monotonic() - began_s
     is_safe = all(finding.safe for finding in findings)
     if as_json:
-        document = {
-            "handler": handler,
-            "safe": is_safe,
-            "seconds": round(seconds, 2),
-            "scenarios": [finding.document() for finding in findings],
-        }
-        click.echo(json_line(document))
+        document = {"handler": handler, "safe": is_safe, "seconds": round(seconds, 2)}
+        click.echo(json_line(document | {"scenarios": [finding.document() for finding in findings]}))
     else:
         print_torture_verdict(Console(highlight=False), findings, seconds)
     sys.exit(0 if is_safe else 1)

@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from usher.consumer.torture.child import TortureChild, TortureRequest, end_with_
 from usher.consumer.torture.findings import CaseFailure, Expected, ScenarioResult, explain, trouble_with_effect
 from usher.consumer.torture.scenarios import (
     DISTURBED,
+    MERGED,
     MESSAGES,
     SCENARIOS,
     UNDISTURBED,
@@ -55,6 +56,7 @@ class Case:
     fence: int = 0
     where: str = ""
     notes: list[str] = field(default_factory=list)
+    merged: set[int] = field(default_factory=set)  # messages that a run of another one has ended
 
 
 class Harness:
@@ -74,8 +76,10 @@ class Harness:
         all)``. Raises HandlerUntestable."""
         self._look()
         expected, lines = self._undisturbed()
-        plan = [(scenario, place) for scenario in SCENARIOS for place in places(scenario, lines, self._request.stops)]
-        findings = {each.name: ScenarioResult(each.name, each.title, each.story, each.advice) for each in SCENARIOS}
+        merged = self._lines_of_merged()
+        told_of = [(each, lines) for each in SCENARIOS] + [(each, merged) for each in MERGED if merged]
+        plan = [(each, place) for each, many in told_of for place in places(each, many, self._request.stops)]
+        findings = {each.name: ScenarioResult(each.name, each.title, each.story, each.advice) for each, _ in told_of}
         for told, (scenario, place) in enumerate(plan):
             progress(scenario.name, told, len(plan))
             failure = self._tell(scenario, place, expected)
@@ -86,12 +90,12 @@ class Harness:
     def _look(self) -> None:
         """Check that all names are there, and import the handler once for all child processes, unless its import opens
         files or connections; then call the setup."""
-        with self._actor() as actor:
+        with contextlib.closing(TortureChild(self._request)) as actor:
             answer = self._ask(actor, {"do": "look"})
             self._parameters = answer["parameters"]
         if not answer["opened"]:
             load_handler(self._request.handler)
-        with self._actor() as actor:
+        with contextlib.closing(TortureChild(self._request)) as actor:
             self._ask(actor, {"do": "setup"})
 
     def _ask(self, actor: TortureChild, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,14 +107,6 @@ class Harness:
             is_known = order["do"] == "look"  # an error in a name needs only one line
             raise HandlerUntestable(f"{order['do']}: {answer['error'] if is_known else _details(answer)}")
         return answer
-
-    @contextlib.contextmanager
-    def _actor(self) -> Iterator[TortureChild]:
-        actor = TortureChild(self._request)
-        try:
-            yield actor
-        finally:
-            actor.end()
 
     # ---- the expected effect -----------------------------------------------------------------------------------------
 
@@ -140,7 +136,7 @@ class Harness:
         return tuple(after), lines
 
     def _effect(self, ticket: str) -> tuple[Any, bool]:
-        with self._actor() as actor:
+        with contextlib.closing(TortureChild(self._request)) as actor:
             answer = self._ask(actor, {"do": "effect", "ticket": ticket, "parameters": self._parameters})
         return answer["value"], answer["is_total"]
 
@@ -154,6 +150,12 @@ class Harness:
                 f" {value!r}. Or let it take the ticket id"
             )
         return value - before[0]
+
+    def _lines_of_merged(self) -> int:
+        """Return the lines of a run for which the other messages wait; 0 if it absorbs none of them."""
+        with self._story() as story:
+            answer = self._perform(story, RunStep("a", 1, 1, merges=True))
+            return int(answer["lines"]) if story.merged else 0
 
     # ---- cases -------------------------------------------------------------------------------------------------------
 
@@ -172,6 +174,8 @@ class Harness:
         if not isinstance(step, RunStep):
             self._wake(story, step.actor)
             return
+        if step.number in story.merged:
+            return
         answer = self._perform(story, step)
         if "where" in answer:
             story.where = f"before {answer['where']}"
@@ -188,10 +192,14 @@ class Harness:
         entry_id, flat = self._entry(story, step)
         order = {"do": "run", "ticket": story.ticket, "id": entry_id, "flat": flat, "fence": self._fences + step.fence}
         order |= {"does": step.does, "place": step.place}
+        behind = range(step.number + 1, MESSAGES + 1) if step.merges else ()
+        order["behind"] = [(n, *self._entry(story, replace(step, number=n))) for n in behind]
         attempt, later = step.attempt, 0
         while True:
             actor.pipe.send(order | {"attempt": attempt})
             answer = self._heard(story, actor)
+            order["behind"] = []  # what failed runs alone the next time
+            story.merged.update(answer.get("absorbed", ()))
             ended = answer["ended"]
             if is_stale or answer.get("is_ours") or ended in ("well", "killed", "frozen", "given_up", "died", "stuck"):
                 return answer
@@ -209,7 +217,7 @@ class Harness:
         if answer is None:
             answer = actor.hear(self._request.handler_s)
         if answer is None:
-            actor.end()
+            actor.close()
             return {"ended": "stuck", "error": f"it did not end within {self._request.handler_s:g} s"}
         return answer
 
@@ -234,16 +242,13 @@ class Harness:
             yield story
         finally:
             for actor in story.actors.values():
-                actor.end()
+                actor.close()
 
     def _entry(self, story: Case, step: RunStep) -> tuple[str, list[str]]:
         key = (step.number, step.is_copy)
         if key not in story.entries:
-            fields = {
-                "ticket_id": story.ticket,
-                "uid": f"{story.ticket}-m{step.number}",
-                **self._request.fields[step.number - 1],
-            }
+            head = {"ticket_id": story.ticket, "uid": f"{story.ticket}-m{step.number}"}
+            fields = head | dict(self._request.fields[step.number - 1])
             entry_id = self._link.call("XADD", _STREAM, "*", *(part for pair in fields.items() for part in pair))
             [(_, flat)] = self._link.call("XRANGE", _STREAM, entry_id, entry_id)
             story.entries[key] = (entry_id.decode(), [part.decode("utf-8", "surrogateescape") for part in flat])

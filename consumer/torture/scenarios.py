@@ -18,7 +18,8 @@ class RunStep:
     """The step in which ``actor`` runs message ``number`` (1 to 3) under ``fence`` (1, 2, ...).
 
     ``does``: the fault at ``place``: ``kill`` itself, ``freeze``, or ``fail`` with an error; empty: none. ``is_copy``:
-    it runs a second entry with the same uid. ``attempt``: as the handler sees it.
+    it runs a second entry with the same uid. ``attempt``: as the handler sees it. ``merges``: the messages behind it
+    wait, for a handler that absorbs them.
     """
 
     actor: str
@@ -28,6 +29,7 @@ class RunStep:
     place: FaultPoint = BEFORE
     is_copy: bool = False
     attempt: int = 1
+    merges: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ Step = RunStep | WakeStep
 @dataclass(frozen=True)
 class Scenario:
     """A fault: its name in JSON, a title, how it comes about in real life, the advice, and its steps, in which ``a2/1``
-    is "actor a runs message 2 under fence 1". A fault, ``copy`` and ``again`` (the second attempt) may
+    is "actor a runs message 2 under fence 1". A fault, ``copy``, ``merge`` and ``again`` (the second attempt) may
     follow a colon; ``wake:a`` wakes an actor."""
 
     name: str
@@ -60,7 +62,7 @@ class Scenario:
                 continue
             does = next((fault for fault in ("kill", "fail", "freeze") if fault in how), "")
             run = RunStep(what[0], int(what[1]), int(what[3:]), does, place if does else BEFORE, "copy" in how)
-            made.append(replace(run, attempt=2) if "again" in how else run)
+            made.append(replace(run, attempt=1 + ("again" in how), merges="merge" in how))
         return made
 
 
@@ -96,14 +98,6 @@ SCENARIOS = (
         "a1/1 a2/1 a3/1 b1/2:copy",
     ),
     Scenario(
-        "killed_after",
-        "kill -9 after the effect, before the acknowledgement",
-        "The process is killed right after the handler returned for message 2; its acknowledgement never reached Redis,"
-        " so message 2 runs again.",
-        _UID,
-        "a1/1 a2/1:kill b2/2:again b3/2",
-    ),
-    Scenario(
         "repeated_tail",
         "several messages run again, in order",
         "Messages 1 to 3 were handled, and their process died before the batch of acknowledgements was sent: all three"
@@ -136,9 +130,9 @@ SCENARIOS = (
     ),
     Scenario(
         "killed_within",
-        "kill -9 before every line",
-        "The process is killed in the middle of the handler for message 2, which then runs again elsewhere.",
-        _ATOMIC,
+        "kill -9 before every line, and before the acknowledgement",
+        "The process is killed in the handler for message 2, or right behind it; the message runs again elsewhere.",
+        _ATOMIC + " " + _UID,
         "a1/1 a2/1:kill b2/2:again b3/2",
         at_every_line=True,
     ),
@@ -162,11 +156,42 @@ SCENARIOS = (
     ),
 )
 
+_EACH = (
+    "Treat each message of a run (`for one in (message, *message.absorb())`) as if it ran alone, under its own uid and"
+    " fence, all in one transaction. What must differ, such as one answer for all, is left out of --effect."
+)
+#: For handlers that absorb. A run that failed or was killed comes again in parts: its message runs alone.
+MERGED = (
+    Scenario(
+        "merged",
+        "a run absorbs what waits",
+        "Messages 2 and 3 wait as message 1 begins; the ticket should look as if each had run alone.",
+        _EACH,
+        "a1/1:merge a2/1:merge a3/1",
+    ),
+    Scenario(
+        "merged_killed_within",
+        "kill -9 before every line of a run that absorbs",
+        "The process is killed in a run, or behind it: message 1 comes again alone, the others in a run behind it.",
+        _EACH,
+        "a1/1:merge:kill b1/2:again b2/2:merge b3/2",
+        at_every_line=True,
+    ),
+    Scenario(
+        "merged_failed_within",
+        "an error before every line of a run that absorbs",
+        "An error comes up in a run; all come back in order, and each runs alone.",
+        _EACH + " Let errors out of the handler.",
+        "a1/1:merge:fail a1/1:again a2/1 a3/1",
+        at_every_line=True,
+    ),
+)
+
 
 def places(scenario: Scenario, lines: int, most: int) -> list[FaultPoint]:
     """Return the places of the fault in this scenario, when an undisturbed run has ``lines`` lines: at most ``most`` of
     them, evenly spread, and the end."""
     if not scenario.at_every_line:
-        return [AFTER if scenario.name == "killed_after" else BEFORE]
+        return [BEFORE]
     count = min(lines, most)
     return [*(at * lines // count for at in range(count)), AFTER]

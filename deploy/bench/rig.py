@@ -18,8 +18,9 @@ from typing import Any, BinaryIO, cast
 import psutil
 
 from usher.common.base.errors import UsherError
+from usher.common.base.text import info_lines
 from usher.common.cli.masters import living_consumers
-from usher.common.doctor.judgements import info_lines, version_text
+from usher.common.doctor.judgements import version_text
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link

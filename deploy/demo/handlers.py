@@ -13,10 +13,10 @@ A line is one ``write`` to a file opened with O_APPEND: once it returned, the li
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from usher.consumer.handlers.message import Message
 
 SUFFIX = ".records"
+
+log = logging.getLogger(__name__)
+
+#: Environment of the demo's consumers; `usher demo` sets it.
+FOLDER_VARIABLE = "USHER_DEMO_FOLDER"
+WORK_VARIABLE = "USHER_DEMO_WORK_MS"
 
 
 @dataclass(slots=True)
@@ -45,25 +51,30 @@ class Execution:
     end_ns: int | None = None
 
 
-class RecordFile:
-    """The records of one process; its methods may be called by many threads at once."""
+_serials = itertools.count()  # next() on it is one step of the interpreter
 
-    def __init__(self, folder: Path, consumer: str) -> None:
-        self.pid = os.getpid()
-        path = folder / f"{consumer}.{self.pid}{SUFFIX}"
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._serials = itertools.count()  # next() on it is one step of the interpreter
 
-    def started(self, message: Message) -> int:
-        start_ns = time.monotonic_ns()
-        serial = next(self._serials)
-        ticket = message.ticket_id.encode("unicode_escape").decode("ascii")
-        line = f"S {serial} {message.id} {message.fence} {message.attempt} {start_ns} {ticket}\n"
-        os.write(self._descriptor, line.encode("ascii"))
-        return serial
+@functools.cache
+def _file_of(pid: int) -> int:
+    """Open the file of this process. A forked child has its parent's serials, and a file of its own."""
+    path = Path(os.environ[FOLDER_VARIABLE]) / f"{os.environ['USHER_CONSUMER_NAME']}.{pid}{SUFFIX}"
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def ended(self, serial: int) -> None:
-        os.write(self._descriptor, f"E {serial} {time.monotonic_ns()}\n".encode("ascii"))
+
+def started(message: Message) -> int:
+    """Write down that the message starts; return the serial of its execution."""
+    start_ns, serial = time.monotonic_ns(), next(_serials)
+    ticket = message.ticket_id.encode("unicode_escape").decode("ascii")
+    line = f"S {serial} {message.id} {message.fence} {message.attempt} {start_ns} {ticket}\n"
+    os.write(_file_of(os.getpid()), line.encode("ascii"))
+    return serial
+
+
+def record(message: Message) -> None:
+    """Write down that the message starts, work for a moment, write down that it ended."""
+    serial = started(message)
+    time.sleep(float(os.environ.get(WORK_VARIABLE, "1")) / 1000)
+    os.write(_file_of(os.getpid()), f"E {serial} {time.monotonic_ns()}\n".encode("ascii"))
 
 
 def executions(folder: Path) -> list[Execution]:
@@ -88,11 +99,6 @@ def count_ended(folder: Path) -> int:
     return sum(path.read_bytes().count(b"\nE ") for path in folder.glob(f"*{SUFFIX}"))
 
 
-log = logging.getLogger(__name__)
-
-#: Environment of the demo's consumers; `usher demo` sets it.
-FOLDER_VARIABLE = "USHER_DEMO_FOLDER"
-WORK_VARIABLE = "USHER_DEMO_WORK_MS"
 _LONGEST_SHOWN = 60
 _MOST_SHOWN = 6
 
@@ -107,28 +113,3 @@ def show(message: Message) -> None:
     for name, value in list(message.fields.items())[:_MOST_SHOWN]:
         facts[f"field_{name}"] = value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "..."
     event(log, "message_shown", **facts)
-
-
-def record(message: Message) -> None:
-    """Write down that the message starts, work for a moment, write down that it ended."""
-    file, work_s = _Setup.get()
-    serial = file.started(message)
-    time.sleep(work_s)
-    file.ended(serial)
-
-
-class _Setup:
-    """The file of this process and the time to work, made at the first message: an import does nothing."""
-
-    _lock = threading.Lock()
-    _made: tuple[RecordFile, float] | None = None  # guarded by _lock
-
-    @classmethod
-    def get(cls) -> tuple[RecordFile, float]:
-        with cls._lock:
-            # A forked child has its parent's object and must not share its serials.
-            if cls._made is None or cls._made[0].pid != os.getpid():
-                environ = os.environ
-                file = RecordFile(Path(environ[FOLDER_VARIABLE]), environ["USHER_CONSUMER_NAME"])
-                cls._made = (file, float(environ.get(WORK_VARIABLE, "1")) / 1000)
-            return cls._made

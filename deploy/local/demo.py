@@ -23,13 +23,13 @@ from usher.common.base.durations import Number
 from usher.common.base.errors import GroupMissing, StartRefused, UsherError
 from usher.common.base.text import json_line
 from usher.common.cli.progress import progress
+from usher.common.cli.send import Sender, paced
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import free_port
 from usher.common.redis.replies import TicketStream
 from usher.common.runtime.settings import load, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
-from usher.common.sending.pipelined import Sender, batches
 from usher.common.sending.producer import Outgoing
 from usher.common.sending.workload import CsvSource, incidents
 from usher.deploy.demo.handlers import FOLDER_VARIABLE, SUFFIX, WORK_VARIABLE, count_ended, executions
@@ -225,7 +225,7 @@ class Flow:
     def run(self, messages: Iterable[Outgoing]) -> DemoVerdict:
         began_ns = time.monotonic_ns()
         sender = Sender(self.link, self.keys.stream, self.ticket_field)
-        for batch in batches(messages):
+        for batch in paced(messages):
             ids = sender.send(batch)
             self.sent += [(stream_id, str(message.ticket_id)) for stream_id, message in zip(ids, batch, strict=True)]
             self._look()

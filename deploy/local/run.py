@@ -48,7 +48,7 @@ from usher.master.__main__ import log_doctor_findings
 from usher.master.assembly.program import MasterProgram
 from usher.master.dispatch.events import report_of
 from usher.master.leader.limits import TICKET_WINDOW
-from usher.master.membership.registration import Membership, NameInUse, RegistrationOver
+from usher.master.membership.registry import Membership, NameInUse, RegistrationOver
 from usher.master.settings import MasterSettings
 
 if TYPE_CHECKING:

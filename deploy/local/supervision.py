@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import http.client
-import io
 import os
 import shlex
 import signal
@@ -23,7 +22,7 @@ import warnings
 import xmlrpc.client
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import click
 import psutil
@@ -263,25 +262,7 @@ def supervisord(parent: int) -> None:
         if os.getppid() != parent:  # gone before we asked
             sys.exit(1)
     warnings.simplefilter("ignore")  # PYTHONWARNINGS=error is for the handlers; supervisord would stop answering
-    sys.stderr = _Unfailing(sys.stderr)
     supervisord_main(["--silent", "-c", str(CONFIGURATION)])
-
-
-class _Unfailing(io.TextIOBase):
-    """A stderr to which writing never fails: supervisord reports there that it cannot write a log. A full disk may hold
-    both, and supervisord would end, and everything with it."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-            self._stream.flush()
-        return len(text)
 
 
 def _members(session: int) -> list[int]:

@@ -130,32 +130,18 @@ def up(flags: dict[str, Any], reload: bool, proof: bool) -> None:
         )
     with StopRequest() as stop, claimed(settings.state_folder.absolute()):
         click.echo("usher: checking settings, ports and handler", err=True)
+        if (pid := leftover(settings.state_folder.absolute())) is not None:
+            raise StartRefused(
+                f"USHER_STATE_DIR: the run before was killed, and its programs still drain (supervisord: {pid}); wait"
+                f" for at most {longest_stop_s(settings.stop_seconds):.0f} s, or set another folder and --port"
+            )
         try:
-            _let_end(settings, stop)
             made = plan(settings, os.environ, stop.check)
         except (StartRefused, StopAsked):
             if stop.asked:  # the checks ended early because of it
                 sys.exit(_asked_code(stop))
             raise
         sys.exit(_run(made, stop, reload, proof and can_prove()))
-
-
-def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
-    """Wait for the rest of a killed run: it drains, and has the ports until then. Raises StartRefused when it does not
-    end."""
-    deadline_s = time.monotonic() + longest_stop_s(settings.stop_seconds)
-    if (pid := leftover(settings.state_folder.absolute())) is not None:
-        told = f"the run before was killed, and its programs still drain (supervisord: process {pid}); waiting"
-        click.echo(f"usher: {told}", err=True)
-    while not stop.asked and (pid := leftover(settings.state_folder.absolute())) is not None:
-        if time.monotonic() > deadline_s:
-            raise StartRefused(
-                f"USHER_STATE_DIR: supervisord of a killed run, process {pid}, does not end; end it, or set another"
-                " folder and --port"
-            )
-        stop.wait(_RELAY_EVERY_S)
-    if stop.asked:
-        raise StartRefused("asked to stop")
 
 
 def _run(made: Plan, stop: StopRequest, reload: bool, proves: bool) -> int:

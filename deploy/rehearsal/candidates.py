@@ -71,7 +71,8 @@ class Candidate:
         if run is None:
             return self
         ended = Before(ENDED, f"over; {run.outcome.replace('_', ' ')} at its last start")
-        before = _DONE if run.outcome in (RAN_WELL, MERGED) else ended
+        merged = Before(DONE, f"done, merged into the run of {run.into or 'another one'}")
+        before = {RAN_WELL: _DONE, MERGED: merged}.get(run.outcome, ended)
         return replace(self, before=before, fence=self.fence or run.fence, run=run)
 
     @property

@@ -21,7 +21,7 @@ from usher.common.base.durations import Number
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, pluralize
 from usher.common.cli.progress import progress
-from usher.common.protocol.run_log import RunRecord
+from usher.common.protocol.run_log import MERGED, RunRecord
 from usher.common.protocol.stream_id import is_id, milliseconds
 from usher.common.redis.client import CommandRefused
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
@@ -62,8 +62,8 @@ read: nothing is acknowledged, counted or redriven, no master is needed, and wha
 SQL statements that the handler runs through SqlSink and AsyncSqlSink are rolled back, whatever tokens and uids are
 stored; until then they hold their locks. RedisGuard does nothing, and the headers of the HTTP sink tell the service.
 EVERYTHING ELSE THAT THE HANDLER DOES IS REAL, unless it asks `message.is_rehearsal`; so the command asks first.
-Messages come one by one, a batch handler gets lists of one, and each message meets the data as stored now, without the
-effects of the messages before it.
+Messages come one by one (a batch handler gets lists of one, absorb() gives nothing), and each meets the data as stored
+now, without the effects of the messages before it.
 
 The handler runs in a process of its own, in this folder and environment. What it prints goes to stderr. A call that
 runs past its deadline (@handler(deadline_s=...), else USHER_HANDLER_SECONDS, else 60 s) is ended and reported as hung;
@@ -271,9 +271,11 @@ def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallRes
 
 
 def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, command: str | None, as_json: bool) -> None:
-    taken = sum(one.now.is_taken for one in done)
+    taken, runs = sum(one.now.is_taken for one in done), [one.candidate.run for one in done]
+    merged = sum(run is not None and run.outcome == MERGED for run in runs)
     if as_json:
         counts = {"messages": asked, "taken": taken, "not_taken": len(done) - taken, "not_tried": asked - len(done)}
+        counts["merged"] = merged
         print_json({"handler": handler, **counts, "rehearsals": [one.document() for one in done], "redrive": command})
         return
     rows = [
@@ -286,6 +288,7 @@ def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, comma
     if asked == 1 and done and done[0].now.traceback:
         click.echo(escape_control(done[0].now.traceback.rstrip(), kept="\n"))
     left = f", {asked - len(done):,} not tried" if len(done) < asked else ""
+    left += f"; {merged:,} had been merged into other runs, and ran alone now" if merged else ""
     click.echo(f"{taken:,} of {pluralize(asked, 'message')} taken{left}; nothing was acknowledged or redriven")
     if command is not None:
         click.echo(command)

@@ -13,11 +13,12 @@ import inspect
 import math
 import random
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import copy_context
-from typing import Any
+from typing import Any, cast
 
 from usher.common.base.clock import now_s
+from usher.common.observability.metrics import Metrics
 from usher.common.outbox.rows import as_json
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.keys import Keys
@@ -25,30 +26,27 @@ from usher.common.protocol.message import Key, key_bytes, ticket_key
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.protocol.run_log import DONE, MERGED
 from usher.common.redis.client import Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import load
 from usher.common.sending.producer import Producer
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.batch_pool import BatchCall
-from usher.consumer.execution.executor import MOST_ABSORBED, Executor
-from usher.consumer.execution.inbox_reader import InboxReader
-from usher.consumer.execution.lanes import Lanes, MessageLane
+from usher.consumer.execution.executor import MOST_ABSORBED
+from usher.consumer.execution.lanes import MessageLane
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.loader import check_ran, handler_of, load_handler
 from usher.consumer.handlers.message import Message, OwnLease, message_type
-from usher.consumer.incarnation import terms
+from usher.consumer.incarnation import Incarnation
+from usher.consumer.isolation.process import Template
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient
-from usher.consumer.lifecycle.owner_scripts import OwnerScripts
-from usher.consumer.policy.acks import FailedAttempt, Linger, Success
-from usher.consumer.policy.outcome import Bury
+from usher.consumer.lifecycle.registrar import Taken
+from usher.consumer.policy.acks import FailedAttempt
 from usher.consumer.settings import ConsumerSettings
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import ChangeWatch, Report
 from usher.master.leader.elector import Elector, Lead
 from usher.master.leader.limits import TICKET_WINDOW, limits_of
-from usher.master.membership.registration import Membership
-from usher.master.membership.registry import read_registry
+from usher.master.membership.registry import Membership, read_registry
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.letters import DeadLetter, LetterFilter
 from usher.master.settings import LONGEST_LEASE_S, MasterSettings
@@ -120,47 +118,39 @@ class Call:
     retry_in_s: float | None = None
 
 
-class _DirectReports(Reporter):
-    """A reporter without HTTP: the leader, in the same process, hears at once what Redis has accepted."""
+class _KitAcker(Acker):
+    """An acker that notes each outcome, and has what is put off wait here, by the kit's clock."""
 
-    def __init__(self, incarnation: str, slots: int, capacity: int, window: int, post: Callable[[Report], int]) -> None:
-        super().__init__(MasterClient(["http://127.0.0.1:1"], ""), incarnation, slots, capacity, window)
-        self._name_of_us, self._post = incarnation, post
+    note: Callable[[bytes, bytes, int, str], None]
 
-    def add(self, items: Iterable[Item]) -> None:
-        self._post(Report(self._name_of_us, [(ticket, list(ids)) for ticket, _, ids in items], wants_answers=False))
-
-
-class _NotedOutcomes:
-    def __init__(self, acker: Acker, lanes: Lanes, note: Callable[[bytes, bytes, int, str], None]) -> None:
-        self._acker = acker
-        self._lanes = lanes
-        self._note = note
-        self._absorbed: Sequence[Success] = ()
-
-    def absorbed(self, item: Success, absorbed: Sequence[Success]) -> None:
-        self._absorbed = absorbed
-        self._acker.absorbed(item, absorbed)
-
-    def finished(self, item: Success, here: bool = False) -> None:
-        self._note(item.ticket, item.stream_id, item.attempt, DONE)
-        for one in self._absorbed:
-            self._note(one.ticket, one.stream_id, one.attempt, MERGED)
-        self._absorbed = ()
-        self._acker.finished(item, here)
+    def finished(self, item: Message, here: bool = False) -> None:
+        self.note(item.ticket, item.stream_id, item.attempt, DONE)
+        for one in self._ledger.absorbed.get(item.stream_id, ()):
+            self.note(one.ticket, one.stream_id, one.attempt, MERGED)
+        super().finished(item, here)
 
     def failed(self, item: FailedAttempt) -> None:
-        self._note(item.run.ticket, item.run.stream_id, item.run.attempt, item.outcome)
-        self._acker.failed(item)
-
-    def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
-        self._acker.give_up(lane, message, bury)
+        self.note(item.run.ticket, item.run.stream_id, item.run.attempt, item.outcome)
+        super().failed(item)
 
     def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None:
-        self._lanes.wait(lane, message, due_s)  # here, by the kit's clock: the leader's waits go by that of Redis
+        self._lanes.wait(lane, message, due_s)
 
-    def go_on(self, tickets: Sequence[tuple[bytes, int]]) -> None:
+    def go_on(self, tickets: Iterable[tuple[bytes, int]]) -> None:
         self._lanes.let_go({ticket for ticket, _ in tickets})
+
+
+class _KitReporter(Reporter):
+    """A reporter without HTTP: the leader, in the same process, hears at once what Redis has accepted."""
+
+    post: Callable[[Report], object]
+
+    def add(self, items: Iterable[Item]) -> None:
+        self.post(Report(self._incarnation, [(ticket, list(ids)) for ticket, _, ids in items], wants_answers=False))
+
+
+class _KitIncarnation(Incarnation):
+    acker_type, reporter_type = _KitAcker, _KitReporter
 
 
 class _WholeBackoff(random.Random):
@@ -193,7 +183,7 @@ class Kit:
         self.producer = Producer(self._link(url, "send"), mine.one_stream, mine.ticket_field)
         self._letters = DeadLetters(self._link(url, "letters"), keys)
         self._lead(url, masters)
-        self._join(url, mine, masters)
+        self._join(url, mine)
 
     def _link(self, url: str, role: str) -> Link:
         self._links.append(Link(url, f"kit:{role}"))
@@ -210,36 +200,28 @@ class Kit:
         self._elector.run_once()
         self._dispatcher.run_once()
 
-    def _join(self, url: str, settings: ConsumerSettings, masters: MasterSettings) -> None:
+    def _join(self, url: str, settings: ConsumerSettings) -> None:
         slots, lease_ms = settings.concurrency, 1000 * LONGEST_LEASE_S
         asked = Registration("kit", uuid.uuid4().hex, "http://kit/api/health", slots, settings.capacity, NO_LOCK)
         registered = Membership(self._roster, self._keys, lease_ms).register(asked).registration
-        name, link = registered.incarnation, self._link(url, "consume")
-        self._steps = OwnerScripts(ScriptRunner(link), self._keys, registered)
-        self._lease_ms = lease_ms
-        self._lease = OwnLease(lease_ms / 1000, now_s())
-        self._lanes = lanes = Lanes(settings.marks)
-        reporter = _DirectReports(name, slots, settings.capacity, TICKET_WINDOW, self._dispatcher.post)
-        self._acker = Acker(
-            link, self._steps, lanes, reporter, name, Linger(0.0, 1), settings.run_log_length, self._broken.append
+        self._consumer = consumer = _KitIncarnation(
+            settings,
+            url,
+            Taken(registered, LONGEST_LEASE_S, None, now_s(), TICKET_WINDOW),
+            self.handler,
+            Journal(None, "", registered.incarnation, 1, MOST_ABSORBED),
+            lambda why, **_: self._broken.append(why),
+            Metrics(),
+            Template(),
+            lambda leader: MasterClient(["http://127.0.0.1:1"], ""),
         )
-        self._acker.policy = self.handler.options.dead_letter_policy or settings.dead_letter_policy
-        policy, limit_s = terms(settings, self.handler.options)
-        self._executor = Executor(
-            lanes,
-            _NotedOutcomes(self._acker, lanes, self._noted),
-            Journal(None, "", name, 1, MOST_ABSORBED),
-            self._lease,
-            policy,
-            settings.ack_mode == "strict",
-            limit_s,
-            self._broken.append,
-        )
+        self._executor, self._lanes, self._acker = consumer.executor, consumer.lanes, consumer.acker
+        self._acker.hurry()
+        cast(_KitAcker, self._acker).note = self._noted
+        cast(_KitReporter, consumer.reporter).post = self._dispatcher.post
+        self._steps, self._lease_ms = consumer.steps("kit"), lease_ms
+        self._links.append(self._steps.link)
         self._executor.clock, self._executor.rng = lambda: _FAR_S + self.now_s, _WholeBackoff()
-        self._executor.obey(self.handler.options)
-        self._reader = InboxReader(self._link(url, "read"), self._keys, name, lanes, self._lease)
-        self._reader.message_type = message_type(self._keys.stream, settings.sources is not None)
-        self._reader.message_type.runner = None if self.handler.batch else self._executor
 
     # ---- what a test says --------------------------------------------------------------------------------------------
 
@@ -294,6 +276,8 @@ class Kit:
         return self._letters.page(LetterFilter(), None, _MOST_LETTERS).letters
 
     def close(self) -> None:
+        for service in self._consumer.services:
+            service.on_end()
         for link in self._links:
             link.close()
         if self._loop is not None:
@@ -303,7 +287,7 @@ class Kit:
 
     def _renew(self) -> None:
         self._elector.run_once()
-        self._lease.renewed(now_s())
+        self._consumer.lease.renewed(now_s())
         self._steps.renew(self._lease_ms)
 
     def _settle(self) -> None:
@@ -316,7 +300,7 @@ class Kit:
 
     def _work(self) -> bool:
         before = len(self.calls)
-        self._reader.read(None)
+        self._consumer.reader.read(None)
         with self._lanes.lock:
             self._lanes.board.wake_due(_FAR_S + self.now_s)
         while (lane := self._lanes.take_now()) is not None:

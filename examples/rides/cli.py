@@ -26,8 +26,7 @@ from usher.common.runtime.settings import load
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.master.settings import StreamerSettings
 from usher.master.streamer.cli import run as run_streamer
-from usher.master.streamer.program import StreamerProgram
-from usher.master.streamer.streamer import Pace
+from usher.master.streamer.program import Pace, StreamerProgram
 
 #: Command that starts the programs: in the root of a checkout, like this one.
 _OWN = [sys.executable, "-m", "examples.rides"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from usher.common.outbox.log_consumer import Record
 from usher.common.sql.alchemy import sa
-from usher.master.streamer.streamer import Streamer
+from usher.master.streamer.program import Streamer
 
 
 class FaultNotes:

@@ -10,7 +10,7 @@ from typing import Any
 from flask import Flask, Response, jsonify, request
 
 from usher.common.outbox.database import open_engine
-from usher.common.outbox.sql_files import queries
+from usher.common.outbox.rows import queries
 from usher.common.outbox.store import OutboxStore
 from usher.common.outbox.writer import write_to_outbox
 from usher.common.sql.alchemy import sa

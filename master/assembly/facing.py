@@ -35,7 +35,7 @@ from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import HealthHosts
-from usher.master.membership.registration import Membership, NameInUse, RegistrationOver
+from usher.master.membership.registry import Membership, NameInUse, RegistrationOver
 from usher.master.messages.fields import FIELDS_S
 from usher.master.operations.trimming import retention_of
 from usher.master.policy.backlog import BacklogLimits
@@ -85,7 +85,7 @@ class HttpServices:
         self.services: list[Service] = [self._feed, parts.overview, parts.bulk]
         limits = BacklogLimits(settings.backlog_limit, settings.tenant_backlog_limit)
         if any(limits):
-            waiting, by_tenant = (lambda: parts.stats.read().unfinished), leading.dispatcher.waiting_by_tenant
+            waiting, by_tenant = (lambda: parts.stats.read()["unfinished"]), leading.dispatcher.waiting_by_tenant
             self.services.append(BacklogWatch(link("backlog"), keys, lead, limits, waiting, by_tenant))
         metrics.add(MasterMetrics(parts.stats, all_services, leading.dispatcher, leading.health))
         metrics.add(AuditMetrics(parts.status.audit, parts.status.proven_until_ms))

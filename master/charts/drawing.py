@@ -7,7 +7,7 @@ from math import ceil, floor, log10
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, ChartSpan, percentile_ms
+from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, ChartSpan, add, empty, percentile_ms
 
 #: Size of a chart in its own units, the room for its axes, and the height of its bars.
 WIDTH, HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP, _BARS = 560, 180, 66, 556, 22, 22, 34
@@ -143,7 +143,8 @@ def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: ChartSpan, 
         else:
             drawn["lines"].append(line | {"pieces": frame.pieces(times, column)})
     mark_ms, wide = _TIMES[span.label], (_RIGHT - _LEFT) * span.step_ms / span.length_ms
-    moments = range(frame.since_ms - frame.since_ms % mark_ms + mark_ms, now_ms - span.length_ms // 40, mark_ms)
+    first_ms = frame.since_ms + span.length_ms // 20  # there, and at the end, is no room for its words
+    moments = range(first_ms - first_ms % mark_ms + mark_ms, now_ms - span.length_ms // 40, mark_ms)
     drawn |= {"marks": frame.marks(points), "labels": [series.label for series in kind.series]}
     drawn |= {"wide": round(wide, 1), "bar": round(max(1.5, wide * 0.7), 1)}
     drawn |= {"points": [(frame.x(ms), *row) for ms, row in zip(times, rows, strict=True)]}
@@ -172,12 +173,7 @@ def totals(points: Sequence[Mapping[str, Any]], group: str, only: str | None = N
     found: dict[str, dict[str, Any]] = {}
     parts = (item for point in points for item in point[group].items())
     for name, part in ((name, part) for name, part in parts if (name != ALL if only is None else name == only)):
-        row = found.setdefault(name, {"name": name, "done": 0, "failed": 0, "wait": {}, "took": {}})
-        row["done"] += part["done"]
-        row["failed"] += part["failed"]
-        for key in ("wait", "took"):
-            for step, count in part[key].items():
-                row[key][step] = row[key].get(step, 0) + count
+        add(found.setdefault(name, {"name": name, **empty()}), part)
     rows = sorted(found.values(), key=lambda row: (-row["done"] - row["failed"], row["name"]))
     shares = {f"{key}_{int(100 * share)}": (key, share) for key in ("wait", "took") for share in (0.5, 0.99)}
     return [row | {name: percentile_ms(row[key], share) for name, (key, share) in shares.items()} for row in rows]

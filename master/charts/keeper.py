@@ -13,14 +13,15 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import RunRecord, decode
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
-from usher.common.redis.replies import group_of, pairs, redis_ms
+from usher.common.redis.replies import pairs, redis_ms
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
+from usher.master.insight.lag import stream_sums
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy import charts
 from usher.master.policy.charts import MINUTE_MS, ChartSpan, Level
-from usher.master.policy.rates import Sample
+from usher.master.policy.rates import sample_of
 
 #: Bytes of the run log that are read for a minute, in so many slices of it, so that a part stands for all of it; and
 #: records per call.
@@ -79,30 +80,16 @@ class ChartKeeper(Service):
         return made | charts.marks(now_ms, former, self._lead.epoch or 0, self._lead.leader_url or "", self._fleet())
 
     def _level(self) -> tuple[int, Level]:
-        keys = self._keys
-        asked: list[tuple[Any, ...]] = [
-            ("TIME",),
-            ("XINFO", "STREAM", keys.stream),
-            ("XINFO", "GROUPS", keys.stream),
-            ("GET", keys.taken),
-        ]
-        asked += [("XPENDING", keys.stream, keys.group), ("XREVRANGE", keys.runs, "+", "-", "COUNT", 1)]
-        replies = self._link.pipeline([*asked, ("HGET", keys.failures, "failed")])
-        moment, stream, groups, taken, pending, last, failed = replies
-        if isinstance(moment, Exception):
-            raise moment
-        now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
-        facts = {} if isinstance(stream, Exception) else pairs(stream)
-        group = group_of(groups, keys.group, taken)
-        total, lowest = (0, None) if isinstance(pending, Exception) else pending[:2]
-        entries, known = int(facts.get(b"length", 0)), group or {}
-        lag = entries if group is None else known.get(b"lag")  # None: this Redis does not know it
-        sample = Sample(now_ms, entries, known.get(b"lag"), total, known.get(b"entries-read"))
-        oldest_ms = max(0, now_ms - milliseconds(bytes(lowest))) if lowest else 0
+        keys, seen = self._keys, stream_sums(self._link, self._scripts, self._keys, 0)
+        asked = [("XINFO", "STREAM", keys.stream), ("XREVRANGE", keys.runs, "+", "-", "COUNT", 1)]
+        now_ms = redis_ms(self._link)
+        stream, last, failed = self._link.pipeline([*asked, ("HGET", keys.failures, "failed")])
+        facts, sample = {} if isinstance(stream, Exception) else pairs(stream), sample_of(seen)
+        oldest_ms = max(0, now_ms - milliseconds(seen["oldest"])) if seen["oldest"] else 0
         runs = last[0][0].decode() if isinstance(last, list) and last else f"{now_ms}-0"
-        sent = facts.get(b"entries-added", sample.sent)
+        sent, done = facts.get(b"entries-added", sample.sent), sample.done if seen["has_group"] else None
         number = int(failed) if isinstance(failed, bytes) and failed.isdigit() else 0
-        return now_ms, Level(sent, sample.done, lag, total, oldest_ms, runs, number)
+        return now_ms, Level(sent, done, sample.lag, sample.pending, oldest_ms, runs, number)
 
     def _read_runs(self, after: str, until: str) -> tuple[list[RunRecord], bool]:
         """Return the executions that the run log has after the one record, up to the other; and whether some were

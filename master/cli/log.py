@@ -20,7 +20,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import Entry
 from usher.common.runtime.settings import CommonSettings, options, takes_json
 from usher.common.sending.producer import SECONDS
-from usher.master.cli.shared import configured, console, looks, print_json, shown_heads, shown_texts, table
+from usher.master.cli.shared import configured, looks, show, shown_heads, shown_texts, table
 from usher.master.messages.fields import FoundMessages, MessageFields
 
 #: Entries of the first page, and of any page at most. The number follows from the weight of the entries read: about
@@ -159,11 +159,6 @@ def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
     with configured(flags, "fields") as at:
         reader = at.fields
         found = _found(reader, field, os.fsencode(value), limit)
-    if as_json:
-        rows = [row | {"ticket_id": row["ticket_id"] and json_safe(row["ticket_id"])} for row in found.rows]
-        counts = {"looked_at": found.looked_at, "of": found.number, "of_is_exact": found.is_exact}
-        print_json({"messages": rows, **counts, "more": found.cursor is not None})
-        return
     cells = [
         (
             row["message_id"] or "",
@@ -175,11 +170,13 @@ def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
         for row in found.rows
     ]
     columns = ("message", "ticket", *shown_heads(reader.names), "state", "consumer")
-    console().print(table("Messages", columns, cells, ids=("message", "state")))
+    rows = [row | {"ticket_id": row["ticket_id"] and json_safe(row["ticket_id"])} for row in found.rows]
+    counts = {"looked_at": found.looked_at, "of": found.number, "of_is_exact": found.is_exact}
+    document = {"messages": rows, **counts, "more": found.cursor is not None}
     of = f"{'' if found.is_exact else 'at least '}{found.number:,}"
-    click.echo(f"  {len(found.rows):,} found; looked at {found.looked_at:,} of {of} that are unfinished or dead")
-    if found.cursor is not None:
-        click.echo("  there may be more: --limit shows more")
+    looked = f"  {len(rows):,} found; looked at {found.looked_at:,} of {of} that are unfinished or dead"
+    further = "" if found.cursor is None else "  there may be more: --limit shows more"
+    show(as_json, document, table("Messages", columns, cells, ids=("message", "state")), looked, further)
 
 
 def _found(reader: MessageFields, field: str, value: bytes, limit: int) -> FoundMessages:

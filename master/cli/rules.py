@@ -21,6 +21,7 @@ from usher.master.cli.shared import (
     consumers_table,
     looks,
     print_json,
+    show,
     stacked,
     table,
     why_option,
@@ -72,21 +73,16 @@ def rules(context: click.Context) -> None:
 def list_rules(flags: dict[str, Any], as_json: bool) -> None:
     with configured(flags, "operator") as at:
         book = at.rules.read()
-    if as_json:
-        print_json({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
-        return
     now_ms = wall_ms()
     rows = []
     for rule in book.rules:
         since = span(now_ms - rule.set_ms) if rule.set_ms else ""
         of, does = (rule.target.value, rule.value), (rule.action.value, rule.bounds)
         rows.append((rule.id, *of, *does, rule.who, since, rule.reason))
-    console().print(
-        table("Rules", ("id", "target", "value", "action", "rate", "who", "since", "reason"), rows, ids=("id",))
-    )
-    click.echo(
-        "  none" if not rows else "  the strongest one holds: pause, then the slowest; `usher rules lift ID` ends one"
-    )
+    listed = table("Rules", ("id", "target", "value", "action", "rate", "who", "since", "reason"), rows, ids=("id",))
+    holds = "  the strongest one holds: pause, then the slowest; `usher rules lift ID` ends one"
+    document = {"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)}
+    show(as_json, document, listed, holds if rows else "  none")
 
 
 @rules.command("lift", help="Lift rules. Exit code 1 when one of them does not exist.")
@@ -208,14 +204,10 @@ def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> Non
 def actions(flags: dict[str, Any], limit: int, as_json: bool) -> None:
     with configured(flags, "operator") as at:
         lines, cursor = at.action_log.page(None, limit)
-    if as_json:
-        print_json({"actions": lines, "more": cursor is not None})
-        return
     now_ms, names = wall_ms(), ("who", "via", "what", "on", "why", "outcome")
     rows = [(f"{span(now_ms - line['time_ms'])} ago", *(line[name] for name in names)) for line in lines]
-    console().print(table("Actions", ("when", *names), rows))
-    if not rows:
-        click.echo("  none")
+    document = {"actions": lines, "more": cursor is not None}
+    show(as_json, document, table("Actions", ("when", *names), rows), "" if rows else "  none")
 
 
 @click.group(help="Look at the registered consumers and their work; drain and resume them.")
@@ -228,12 +220,8 @@ def consumers() -> None:
 def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
     with configured(flags, "status") as at:
         rows = at.status.consumers()
-    if as_json:
-        print_json({"consumers": rows})
-        return
-    console().print(consumers_table(rows))
-    if not rows:
-        click.echo("  none is registered: start one with `usher consumer --handler module:function`")
+    none = "  none is registered: start one with `usher consumer --handler module:function`"
+    show(as_json, {"consumers": rows}, consumers_table(rows), "" if rows else none)
 
 
 @consumers.command(

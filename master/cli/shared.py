@@ -127,6 +127,16 @@ def print_json(document: Any) -> None:
     click.echo(json_line(document))
 
 
+def show(as_json: bool, document: Any, shown: Table, *lines: str | None) -> None:
+    """Print the document for programs, or the table and the lines for people."""
+    if as_json:
+        print_json(document)
+        return
+    console().print(shown)
+    for line in filter(None, lines):
+        click.echo(line)
+
+
 def table(
     title: str,
     columns: Sequence[str],

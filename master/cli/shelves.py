@@ -3,6 +3,7 @@ their time. What is done with them are verbs (``usher.master.verbs``)."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from usher.master.cli.shared import (
     fitted,
     looks,
     print_json,
+    show,
     shown_heads,
     shown_texts,
     stacked,
@@ -26,11 +28,9 @@ from usher.master.cli.shared import (
 )
 from usher.master.cli.verbs import asked_of, asks, place_command, shelf_command
 from usher.master.insight.formatting import moment
-from usher.master.operations.delayed_messages import Delayed, check_due
+from usher.master.operations.delayed_messages import check_due
 from usher.master.policy.letters import DeadLetter
 from usher.master.verbs.verbs import DELAYED, LETTERS, VERBS, MovedDelayed, Tools
-
-_FIELDS_SHOWN = 60
 
 
 @click.group(
@@ -58,14 +58,10 @@ def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any)
                 break
         found = found[:limit]
         rows = at.fields.add_to_letters([letter.row() for letter in found])
-    if as_json:
-        print_json({"dead_letters": rows, "more": more})
-        return
-    console().print(_table(found, [shown_texts(row, at.settings.shown_names) for row in rows], at.settings.shown_names))
-    if more:
-        click.echo(f"  more than {limit:,}: give --limit, or a filter")
-    elif not found:
-        click.echo("  none")
+    names = at.settings.shown_names
+    further = f"  more than {limit:,}: give --limit, or a filter" if more else "" if found else "  none"
+    listed = _table(found, [shown_texts(row, names) for row in rows], names)
+    show(as_json, {"dead_letters": rows, "more": more}, listed, further)
 
 
 def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Sequence[str]) -> Any:
@@ -96,11 +92,14 @@ def list_kinds(flags: dict[str, Any], as_json: bool) -> None:
         counts = at.letters.counts()
     names = ("id", "count", "reason", "error_type", "at", "handler", "policy")
     rows = [[getattr(one, name) for name in names] for one in counts.groups]
-    if as_json:
-        print_json({"kinds": [dict(zip(names, row, strict=True)) for row in rows], "are_all": counts.are_all})
-        return
-    console().print(table("Kinds of dead letters", ("kind", *names[1:]), rows, numbers=("count",), ids=("kind",)))
-    click.echo("  none" if not rows else counts.wrong or "  `usher dead list --kind KIND` lists them")
+    document = {"kinds": [dict(zip(names, row, strict=True)) for row in rows], "are_all": counts.are_all}
+    listed = table("Kinds of dead letters", ("kind", *names[1:]), rows, numbers=("count",), ids=("kind",))
+    show(
+        as_json,
+        document,
+        listed,
+        "  none" if not rows else counts.wrong or "  `usher dead list --kind KIND` lists them",
+    )
 
 
 @dead.command(
@@ -164,25 +163,18 @@ def delayed() -> None:
 @looks
 def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json: bool) -> None:
     with configured(flags, "delayed") as at:
-        view = at.delayed
-        rows = [one for one, _ in zip(view.all(ticket), range(limit), strict=False)]
-        waiting, unsorted = view.waiting(), view.unsorted()
+        rows = at.delayed.page(None, limit, ticket or "", math.inf).rows
+        waiting, unsorted = at.delayed.waiting(), at.delayed.unsorted()
     now_ms = wall_ms()
-    if as_json:
-        told = {"waiting": waiting.messages, "first_ms": waiting.first_ms, "time_ms": now_ms}
-        print_json(told | {"messages": [_delayed_document(one) for one in rows]})
-        return
-    field = at.settings.ticket_field
+    told: dict[str, Any] = {"waiting": waiting.messages, "first_ms": waiting.first_ms, "time_ms": now_ms}
+    told |= {"messages": [one._asdict() | {"ticket_id": json_safe(one.ticket_id)} for one in rows]}
     lines = [
-        (one.id, moment_text(one.due_ms, "seconds"), span(left) if left > 0 else "now", one.ticket, told)
-        for one, left, told in ((one, one.due_ms - now_ms, _short(one.fields, field)) for one in rows)
+        (one.id, moment_text(one.due_ms, "seconds"), span(left) if left > 0 else "now", one.ticket_id, text)
+        for one, left, text in ((one, one.due_ms - now_ms, " ".join(map("=".join, one.fields))) for one in rows)
     ]
-    console().print(
-        table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due"))
-    )
-    click.echo("  none" if not rows else f"  {len(rows):,} of {waiting.messages:,}")
-    if unsorted:
-        click.echo(f"  {pluralize(unsorted, 'message')} more, which no leader has looked at yet")
+    listed = table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due"))
+    left = f"  {pluralize(unsorted, 'message')} more, which no leader has looked at yet" if unsorted else ""
+    show(as_json, told, listed, f"  {len(rows):,} of {waiting.messages:,}" if rows else "  none", left)
 
 
 _when = stacked(
@@ -203,16 +195,6 @@ def _moved(tools: Tools, given: dict[str, Any]) -> Any:
     except ValueError as refused:
         raise click.UsageError(str(refused)) from None
     return MovedDelayed.model_construct(ids=[], due_ms=due_ms)
-
-
-def _delayed_document(one: Delayed) -> dict[str, Any]:
-    safe = {json_safe(name): json_safe(value) for name, value in one.fields.items()}
-    return {"id": one.id, "due_ms": one.due_ms, "ticket_id": json_safe(one.ticket), "fields": safe}
-
-
-def _short(fields: dict[str, str], ticket_field: str) -> str:
-    text = " ".join(f"{name}={value}" for name, value in fields.items() if name not in (ticket_field, "due_ms"))
-    return text if len(text) <= _FIELDS_SHOWN else text[: _FIELDS_SHOWN - 1] + "…"
 
 
 delayed.add_command(shelf_command(DELAYED.verbs["send"]))

@@ -35,6 +35,7 @@ from usher.master.cli.shared import (
     looks,
     print_json,
     session,
+    show,
     shown_heads,
     shown_texts,
     table,
@@ -72,16 +73,10 @@ def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **
         found = at.status.find(asked.meant(), sort, limit)
         rows, more = found.rows, found.number > len(found.rows) or not found.is_all
         rows, shown = at.fields.add_to_tickets(rows), at.settings.shown_names
-    if as_json:
-        print_json({"tickets": rows, "more": more})
-        return
-    console().print(tickets_table(rows, shown=shown))
-    for line in filter(None, map(unblock_hint, rows)):
-        click.echo(line)
-    if not rows:
-        click.echo(f"  none: {asked.told('everything that was read is done')}")
-    elif len(rows) >= limit and more:
-        click.echo(f"  the first {len(rows):,}; --limit shows more")
+    none = "" if rows else f"  none: {asked.told('everything that was read is done')}"
+    further = f"  the first {len(rows):,}; --limit shows more" if len(rows) >= limit and more else none
+    listed = tickets_table(rows, shown=shown)
+    show(as_json, {"tickets": rows, "more": more}, listed, *map(unblock_hint, rows), further)
 
 
 @tickets.command("finished", help="List the latest messages that were done or given up, as the run log has them.")
@@ -96,15 +91,11 @@ def list_finished(flags: dict[str, Any], ticket: str, handler: str, limit: int, 
             more, older = at.history.finished(ticket, handler, older, limit - len(rows))
             rows += more
     is_cut, rows = older is not None or len(rows) > limit, rows[:limit]
-    if as_json:
-        print_json({"finished": rows, "more": is_cut})
-        return
     names = ("ticket_id", "message_id", "outcome", "handler")
     shown = [(_when(row["ms"]), span(row["took_ms"]), *(row[name] for name in names)) for row in rows]
-    console().print(table("Finished", ("ended", "ran for", "ticket", "message", "outcome", "handler"), shown))
-    click.echo(
-        "  the first of more; --limit shows more" if is_cut else "  none" if not rows else "  all of the run log"
-    )
+    listed = table("Finished", ("ended", "ran for", "ticket", "message", "outcome", "handler"), shown)
+    further = "  the first of more; --limit shows more" if is_cut else "  all of the run log" if rows else "  none"
+    show(as_json, {"finished": rows, "more": is_cut}, listed, further)
 
 
 _MOST_SHOWN = 20

@@ -124,19 +124,13 @@ def _document(
         "decision": type(decision).__name__.lower(),
         "floor": decision.floor.decode() if isinstance(decision, Cut) else None,
         "kept_for": f"{decision.because.kind} {decision.because.name}" if isinstance(decision, Cut) else None,
-        "why": _why(decision),
+        "why": decision.why,
         "problems": list(decision.problems) if isinstance(decision, Refused) else [],
         "would_cut": would,
         "would_cut_is_exact": would < COUNTED,
         "cut": cut,
         "stopped_by": trouble or None,
     }
-
-
-def _why(decision: Cut | Nothing | Refused) -> str:
-    if isinstance(decision, Refused):
-        return "; ".join(decision.problems)
-    return decision.why if isinstance(decision, Nothing) else decision.because.why
 
 
 def _print_trim_table(told: dict[str, Any]) -> None:

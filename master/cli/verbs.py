@@ -3,10 +3,10 @@ would be touched, asks, does it, and counts what came of it."""
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
@@ -32,7 +32,8 @@ from usher.master.cli.shared import (
 from usher.master.operations.action_log import FAILED, OperatorAction, counted
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.policy.letters import Preview
-from usher.master.verbs.verbs import NO_ROOM, TICKETS, VERBS, Args, Ask, Item, Shelf, Tools, Unfit, Verb, id_of
+from usher.master.verbs.bulk import BulkJob
+from usher.master.verbs.verbs import TICKETS, VERBS, Args, Ask, Item, Shelf, Tools, Unfit, Verb
 
 _TRIES = 5
 #: Rows of a preview, and sentences about what was refused; and what programs get of a group.
@@ -177,22 +178,24 @@ def _act(
     nothing = f"no {shelf.noun} matches: {told}" if told else f"there are no {shelf.noun}s"
     if not as_json:
         _show_preview(tools, verb, shelf, preview, "" if ids else nothing)
-    done = _Done(verb, shelf, "" if ids else told)
+    job, code = BulkJob(verb, shelf, tools, Args(), None, "" if ids else told, b"", preview.count), 0
     if not given["preview"] and (ids or preview.count):
         if preview.count:
             confirm(f"{verb.label.lower()}: {pluralize(preview.count, shelf.noun)}?", given["yes"], as_json)
-        done.carry_out(tools, args_of(tools, given), pages, preview.count)  # anew: the answer may have taken long
+        job.args = args_of(tools, given)  # anew: the answer may have taken long
+        code = _carry_out(job, pages)
     if as_json:
         groups = [{name: vars(one)[name] for name in _GROUP} for one in preview.groups]
-        document = {"matched": preview.count, "outcomes": dict(done.words), "groups": groups}
-        others = shelf.others(tools, verb.word) if done.words["added"] else []
+        document = {"matched": preview.count, "outcomes": dict(job.outcomes), "groups": groups}
+        others = shelf.others(tools, verb.word) if job.outcomes["added"] else []
         print_json(document | {"leader_url": tools.letters.leader_url or None, "other_groups": others})
-        return done.code
-    for line in (*done.notes, *shelf.sentences(done.words.elements())):
+        return code
+    notes = [f"  {one}: {why}" for one, why in job.failures if why not in shelf.means][:_SHOWN]
+    for line in (*notes, *shelf.sentences(job.outcomes.elements())):
         click.echo(escape_control(line))
-    if done.words and verb.word == "redrive" and not tools.letters.leader_url:
+    if job.outcomes and verb.word == "redrive" and not tools.letters.leader_url:
         click.echo("no master leads at the moment: nothing moves before one does")
-    return done.code
+    return code
 
 
 def _show_preview(tools: Tools, verb: Verb, shelf: Shelf, preview: Preview, nothing: str) -> None:
@@ -209,54 +212,34 @@ def _show_preview(tools: Tools, verb: Verb, shelf: Shelf, preview: Preview, noth
         click.echo(line, err=True)
 
 
-class _Done:
-    """Result of a command: how often each outcome came, and what was refused. ``told``: its filter, for people."""
-
-    def __init__(self, verb: Verb, shelf: Shelf, told: str) -> None:
-        self.words, self.notes, self._verb, self._shelf, self._told = Counter[str](), list[str](), verb, shelf, told
-        self._code, self._ids = 0, list[bytes]()
-
-    @property
-    def code(self) -> int:
-        return self._code or (1 if any(word not in self._shelf.good for word in self.words) else 0)
-
-    def carry_out(self, tools: Tools, args: Args, pages: Iterator[Sequence[Any]], number: int) -> None:
-        ended = FAILED
-        try:
-            with progress() as show:
-                for batch in (page[at : at + self._shelf.at_once] for page in pages for at in self._starts(page)):
-                    self._take(_carried_out(self._verb, tools, batch, args))
-                    show(self._verb.word, self.words.total(), number)
-                    if self.words[NO_ROOM]:
-                        break
-            ended = ""
-        except KeyboardInterrupt:
-            self._code, ended = 130, ""
-        finally:
-            if self._verb.noted and (self.words or ended):
-                on = self._shelf.on(self._ids, args) + (f": {self._told}" if self._told else "")
-                action = OperatorAction(tools.by, self._verb.noted, on)
-                tools.action_log.note(action, counted(self.words.elements()) + ended)
-
-    def _starts(self, page: Sequence[Any]) -> range:
-        return range(0, len(page), self._shelf.at_once)
-
-    def _take(self, results: list[tuple[Any, str]]) -> None:
-        for result, word in results:
-            self.words[word] += 1
-            found = id_of(result)
-            self._ids.append(found)
-            if word not in self._shelf.good and (note := getattr(result, "note", "")) and len(self.notes) < _SHOWN:
-                self.notes.append(f"  {found.decode('utf-8', 'surrogateescape')}: {note}")
+def _carry_out(job: BulkJob, pages: Iterator[Sequence[Any]]) -> int:
+    """Do it to all of these, and return the exit code."""
+    ended, code = FAILED, 0
+    try:
+        with progress() as show:
+            for page in pages:
+                for _ in job.take(page, functools.partial(_carried_out, job.verb)):
+                    show(job.verb.word, job.outcomes.total(), job.count)
+                if job.is_over:
+                    break
+        ended = ""
+    except KeyboardInterrupt:
+        code, ended = 130, ""
+    finally:
+        if job.verb.noted and (job.outcomes or ended):
+            on = job.shelf.on([*job.touched], job.args) + (f": {job.told}" if job.told else "")
+            action = OperatorAction(job.tools.by, job.verb.noted, on)
+            job.tools.action_log.note(action, counted(job.outcomes.elements()) + ended)
+    return code or int(any(word not in job.shelf.good for word in job.outcomes))
 
 
-def _carried_out(verb: Verb, tools: Tools, items: Sequence[Any], args: Args) -> list[tuple[Any, str]]:
-    """Return the results of one batch, and their words. When the answer is lost, the same is asked again: what is gone
-    then was done before."""
+def _carried_out(verb: Verb, tools: Tools, items: Sequence[Any], args: Args) -> list[Any]:
+    """Return the results of one batch. When the answer is lost, the same is asked again: what is gone then was done
+    before."""
     for number in range(_TRIES):
         try:
             results = list(verb.run(tools, items, args))
-            return [(one, "done" if number and one.word == "gone" else one.word) for one in results]
+            return [one._replace(word="done") if number and one.word == "gone" else one for one in results]
         except ReplyUnknown:
             if number == _TRIES - 1:
                 raise

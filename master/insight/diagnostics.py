@@ -91,11 +91,6 @@ class SystemDiagnostics:
         ]
         archived_only, wished = self._retention.archived_only, self._retention.wishes(facts, now_ms)
         decision = decide(facts, archived_only=archived_only, wished=wished)
-        if isinstance(decision, Cut):
-            floor, because = decision.floor.decode(), decision.because
-            why = f"{because.kind} {because.name} {because.why}"
-        else:
-            floor, why = "", "; ".join(decision.problems) if isinstance(decision, Refused) else decision.why
         span, kept_for = facts.span, readers(facts, archived_only=archived_only)
         return [
             {
@@ -103,8 +98,8 @@ class SystemDiagnostics:
                 "entries": length,
                 "first": span.first.decode() if span and span.first else None,
                 "last": span.last_generated.decode() if span else None,
-                "floor": floor,
-                "why": why,
+                "floor": decision.floor.decode() if isinstance(decision, Cut) else "",
+                "why": decision.why,
                 "refused": isinstance(decision, Refused),
                 "growth": None if grows is None else describe(grows),
                 "days_left": None if grows is None else grows.days_left,

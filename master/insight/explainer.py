@@ -33,7 +33,6 @@ from usher.master.policy.board.plans import BoardFacts
 from usher.master.policy.explain.explain import explain
 from usher.master.policy.explain.facts import (
     ConsumerTotals,
-    LeaderFacts,
     OwnerFacts,
     OwnerTold,
     TicketExplanation,
@@ -135,7 +134,7 @@ class Explainer:
             "ids": tuple(ids),
             "lag": lag.entries,
             "has_group": delivered is not None,
-            "leader": LeaderFacts(parse_held(held).url or "") if isinstance(held, bytes) else None,
+            "leader": (parse_held(held).url or "") if isinstance(held, bytes) else None,
             "rules": tuple(rules.all_of(ticket, tenant := board.tenant if board is not None else b"")),
             "limit": rules.limit_of(ticket, tenant),
             "crowd": _crowd(members, rules, pending),

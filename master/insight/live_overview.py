@@ -161,7 +161,7 @@ class LiveOverview(Service):
             seen["stuck"] = rows
             counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
             seen["letters"], seen["sudden"], seen["letters_wrong"] = counts.groups, counts.sudden, counts.wrong
-            seen["alarms"] = [alarm.row() for alarm in alarms(seen)]
+            seen["alarms"] = alarms(seen)
         with self._fresh:
             self._snapshot = seen if watched else self._snapshot | seen
             if watched:

@@ -19,7 +19,7 @@ from usher.common.observability.metrics import counter, gauge, gauges, histogram
 from usher.common.redis.client import CommandRefused
 from usher.common.runtime.service import Service
 from usher.master.dispatch.dispatcher import Dispatcher
-from usher.master.insight.stats import ConsumerStats, StreamStats, StreamStatsReader
+from usher.master.insight.stats import StreamStatsReader
 from usher.master.leader.leader_scripts import LeaderCounters
 from usher.master.membership.health_checker import HealthChecker
 from usher.master.membership.registry import STATES
@@ -58,7 +58,7 @@ class MasterMetrics:
             return
         yield gauge("redis_up", "1 if Redis answered this scrape.", 1)
         yield from _stream_metrics(vitals)
-        yield from _consumers(vitals.consumers)
+        yield from _consumers(vitals["consumers"])
 
 
 def _counted(counts: LeaderCounters) -> Iterable[Metric]:
@@ -76,49 +76,50 @@ def _counted(counts: LeaderCounters) -> Iterable[Metric]:
     yield histogram("recovery_seconds", text, counts.recoveries)
 
 
-def _stream_metrics(vitals: StreamStats) -> Iterable[Metric]:
+def _stream_metrics(seen: Mapping[str, Any]) -> Iterable[Metric]:
     text = "1 if Redis refuses writes, because memory or disk is full, or replicas are missing."
-    yield gauge("redis_refuses_writes", text, vitals.refuses_writes)
-    if vitals.memory_share is not None:
+    yield gauge("redis_refuses_writes", text, seen["refuses_writes"])
+    if seen["memory_share"] is not None:
         text = "Share of its memory (maxmemory, else the machine's) that Redis uses; at 1 it refuses writes."
-        yield gauge("redis_memory_share", text, vitals.memory_share)
-    yield gauge("leader_known", "1 if some master holds the leader lease.", vitals.led)
-    yield gauge("stream_entries", "Entries in the ticket stream, done ones included.", vitals.entries)
+        yield gauge("redis_memory_share", text, seen["memory_share"])
+    yield gauge("leader_known", "1 if some master holds the leader lease.", seen["epoch"] is not None)
+    yield gauge("stream_entries", "Entries in the ticket stream, done ones included.", seen["entries"])
     text = "Messages that were not read yet, also in gathered sources; see usher_lag_is_exact."
-    yield gauge("lag_messages", text, vitals.lag)
+    yield gauge("lag_messages", text, seen["lag"])
     text = "0 if there are more than usher_lag_messages: before Redis 7.0 it is counted, up to a limit."
-    yield gauge("lag_is_exact", text, vitals.lag_is_exact)
-    yield gauge("unfinished_messages", "Lag and pending together: what is not done.", vitals.unfinished)
+    yield gauge("lag_is_exact", text, seen["lag_is_exact"])
+    yield gauge("unfinished_messages", "Lag and pending together: what is not done.", seen["unfinished"])
     text = "Age of the oldest message that is not done; 0 if there is none."
-    yield gauge("oldest_message_age_seconds", text, vitals.oldest_s)
+    yield gauge("oldest_message_age_seconds", text, seen["oldest_s"])
     text = "Like usher_oldest_message_age_seconds, without what halted tickets, pauses and slowing rules hold back."
-    yield gauge("oldest_unheld_message_age_seconds", text, vitals.oldest_unheld_s)
-    pending = {"handed_over": vitals.handed_over, "parked": vitals.parked, "halted": vitals.halted}
+    yield gauge("oldest_unheld_message_age_seconds", text, seen["oldest_unheld_s"])
+    pending = {name: seen[name] for name in ("parked", "halted")}
+    pending = {"handed_over": max(0, seen["pending"] - sum(pending.values())), **pending}
     text = "Read and not acknowledged. halted: behind a dead letter, waiting for an operator."
     yield gauges("pending_messages", text, "state", pending)
-    yield gauge("tickets_in_processing", "Tickets that have an owner, or are halted.", vitals.tickets)
+    yield gauge("tickets_in_processing", "Tickets that have an owner, or are halted.", seen["tickets"])
     text = "Unfinished messages that failed, or ran when a process ended, at least once."
-    yield gauge("tried_messages", text, vitals.tried_before)
+    yield gauge("tried_messages", text, seen["retrying"])
     text = "Messages that were sent for later and are not due yet, or late: see usher_delayed_late_seconds."
-    yield gauge("delayed_messages", text, vitals.delayed)
+    yield gauge("delayed_messages", text, seen["delayed"]["messages"])
     text = "Since when the first delayed message is due; 0 if none is. More than a few: no master leads."
-    yield gauge("delayed_late_seconds", text, vitals.late_s)
+    yield gauge("delayed_late_seconds", text, seen["late_s"])
     text = "Messages that were cut from the stream before they were read, as far as this can be known; they are lost."
-    yield counter("unread_cut_messages", text, vitals.mishaps.unread_cut)
-    yield gauge("dead_letters_open", "Dead letters that are not redriven or dropped yet.", vitals.dead_letters)
+    yield counter("unread_cut_messages", text, seen["mishaps"]["unread_cut"])
+    yield gauge("dead_letters_open", "Dead letters that are not redriven or dropped yet.", seen["dead_letters"])
 
 
-def _consumers(loads: Mapping[str, ConsumerStats]) -> Iterable[Metric]:
+def _consumers(loads: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
     by_state = dict.fromkeys(STATES, 0.0)
     pending: dict[str, float] = {}
     slots: dict[str, float] = {}
     live: dict[str, float] = {}
     for place, (name, load) in enumerate(loads.items()):
         shown = name if place < MOST_CONSUMERS else OTHERS
-        by_state[load.state if load.state in by_state else "lost"] += 1
-        pending[shown] = pending.get(shown, 0) + load.pending
-        slots[shown] = slots.get(shown, 0) + load.slots
-        live[shown] = live.get(shown, 0) + (load.state == "live")
+        by_state[load["state"] if load["state"] in by_state else "lost"] += 1
+        pending[shown] = pending.get(shown, 0) + load["pending"]
+        slots[shown] = slots.get(shown, 0) + load["slots"]
+        live[shown] = live.get(shown, 0) + (load["state"] == "live")
     text = (
         "Registered consumers. paused: drained by an operator. lost: the lease has ended and the entries are not all"
         " taken back yet."

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from usher.common.base.clock import now_s
@@ -18,7 +17,6 @@ from usher.common.base.errors import NotNow
 from usher.common.base.log import event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
-from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
@@ -38,83 +36,31 @@ _KEPT_S = 1.0
 _MOST_COUNTED = 50_000
 
 
-@dataclass(frozen=True)
-class ConsumerStats:
-    """A registered consumer. ``state``: see ``usher.master.membership.registry.state_of``; ``pending``: how many of its
-    entries are not acknowledged."""
-
-    state: str
-    pending: int
-    slots: int
-    capacity: int
-
-
-@dataclass(frozen=True)
-class StreamStats:
-    """Sums of one stream at one moment. ``lag``: entries not yet read by the group, and those that wait in the sources
-    of a work stream; at least that many unless ``lag_is_exact``.
+class StreamStatsReader:
+    """Reader of the sums of one stream at one moment (``stream_sums``), and of more of them: ``lag`` has what waits in
+    the sources of a work stream, too (``sources``: ``StatusReader.sources``); ``unfinished``: lag and pending;
+    ``takeable``: how many messages another consumer could take now: not those that run, wait for their time, a rule or
+    an operator, or stand behind another of their ticket that runs, as the leader noted last.
 
     ``oldest_s``: age of the oldest unfinished message, by Redis' clock; 0: there is none. ``oldest_unheld_s``: the same
-    without messages that wait for an operator: see ``_unheld``. ``delayed``: messages that wait for their time, and
-    ``late_s``: seconds since the first of them was due and not sent. ``consumers``: by name. ``refuses_writes``: Redis
-    refuses writes, because memory or disk is full, or replicas are missing. ``mishaps``: since the stream began.
-    ``memory_share``: how much of Redis' memory is used; None: not known.
-    ``known_takeable``: what the leader noted last (see ``takeable``); None: none has led yet.
-    """
-
-    entries: int = 0
-    lag: int = 0
-    lag_is_exact: bool = True
-    pending: int = 0
-    parked: int = 0
-    halted: int = 0
-    tickets: int = 0
-    tried_before: int = 0
-    dead_letters: int = 0
-    oldest_s: float = 0.0
-    led: bool = False
-    consumers: dict[str, ConsumerStats] = field(default_factory=dict)
-    delayed: int = 0
-    late_s: float = 0.0
-    oldest_unheld_s: float = 0.0
-    refuses_writes: bool = False
-    memory_share: float | None = None
-    mishaps: Mishaps = field(default_factory=Mishaps)
-    known_takeable: int | None = None
-
-    @property
-    def handed_over(self) -> int:
-        return max(0, self.pending - self.parked - self.halted)
-
-    @property
-    def unfinished(self) -> int:
-        return self.lag + self.pending
-
-    @property
-    def takeable(self) -> int:
-        """Return how many messages another consumer could take now: not those that run, wait for their time, a rule or
-        an operator, or stand behind another of their ticket that runs."""
-        return self.unfinished if self.known_takeable is None else self.lag + self.known_takeable
-
-
-class StreamStatsReader:
-    """Reads StreamStats over a link of its own. ``sources``: the progress of
-    gathering several ticket streams (``StatusReader.sources``); None: there is one stream."""
+    without messages that wait for an operator: see ``_unheld``. ``late_s``: seconds since the first delayed message was
+    due and not sent. ``consumers``: by name, each with its ``state`` (``usher.master.membership.registry.state_of``)
+    and ``pending`` entries. ``refuses_writes``: memory or disk is full, or replicas are missing."""
 
     def __init__(self, link: Link, keys: Keys, sources: Callable[[], dict[str, Any] | None] = lambda: None) -> None:
         self._link = link  # guarded by self._lock, like all below
         self._scripts, self._keys, self._sources = ScriptRunner(link), keys, sources
         self._lock = threading.Lock()
-        self._kept: tuple[float, StreamStats] | None = None
+        self._kept: tuple[float, dict[str, Any]] | None = None
 
-    def read(self) -> StreamStats:
+    def read(self) -> dict[str, Any]:
         with self._lock:
             if self._kept is None or now_s() - self._kept[0] > _KEPT_S:
                 vitals = self._read()
                 self._kept = (now_s(), vitals)
             return self._kept[1]
 
-    def _read(self) -> StreamStats:
+    def _read(self) -> dict[str, Any]:
         keys, link = self._keys, self._link
         seen = stream_sums(link, self._scripts, keys, _MOST_COUNTED)
         asked = [("TIME",), ("HGETALL", keys.consumers), ("HGETALL", keys.rules), ("HGET", keys.position, "takeable")]
@@ -129,31 +75,21 @@ class StreamStatsReader:
         unheld = self._unheld(new, by_owner, rules) if is_held else oldest
         sources = self._sources() or {"lag": 0, "lag_is_exact": True}
         now_ms, delayed = int(moment[0]) * 1000 + int(moment[1]) // 1000, seen["delayed"]
-        return StreamStats(
-            **{name: seen[name] for name in ("entries", "pending", "parked", "halted", "tickets", "dead_letters")},
-            # those that were cut unread count until the next is read
-            lag=min(seen["lag"], seen["entries"]) + sources["lag"],
-            lag_is_exact=seen["lag_is_exact"] and sources["lag_is_exact"],
-            tried_before=seen["retrying"],
-            oldest_s=_age_s(oldest, now_ms),
-            led=seen["epoch"] is not None,
-            consumers={
-                one.registration.name: ConsumerStats(
-                    state_of(one, rules),
-                    by_owner.get(name.encode(), 0),
-                    one.registration.slots,
-                    one.registration.capacity,
-                )
-                for name, one in sorted(members_of(link, keys, stored).items())
-            },
-            delayed=delayed["messages"],
-            late_s=0.0 if delayed["first_ms"] is None else max(0.0, (now_ms - delayed["first_ms"]) / 1000),
-            oldest_unheld_s=_age_s(unheld, now_ms),
-            refuses_writes=trouble is not None and trouble.is_certain,
-            memory_share=memory_share(*told),
-            mishaps=Mishaps(**seen["mishaps"]),
-            known_takeable=int(takeable) if isinstance(takeable, bytes) else None,
-        )
+        # those that were cut unread count until the next is read
+        lag = min(seen["lag"], seen["entries"]) + sources["lag"]
+        seen |= {"lag": lag, "lag_is_exact": seen["lag_is_exact"] and sources["lag_is_exact"]}
+        seen |= {"unfinished": lag + seen["pending"], "oldest_s": _age_s(oldest, now_ms)}
+        known = lag + int(takeable) if isinstance(takeable, bytes) else seen["unfinished"]
+        seen |= {"takeable": known, "oldest_unheld_s": _age_s(unheld, now_ms)}
+        late_s = 0.0 if delayed["first_ms"] is None else max(0.0, (now_ms - delayed["first_ms"]) / 1000)
+        seen |= {"refuses_writes": trouble is not None and trouble.is_certain, "memory_share": memory_share(*told)}
+        members = sorted(members_of(link, keys, stored).items())
+        seen["consumers"] = {
+            one.registration.name: {"state": state_of(one, rules), "pending": by_owner.get(name.encode(), 0)}
+            | {"slots": one.registration.slots}
+            for name, one in members
+        }
+        return seen | {"late_s": late_s}
 
     def _unheld(self, new: list[bytes], by_owner: dict[bytes, int], rules: Rulebook) -> list[bytes]:
         """Return ids, among them the oldest that neither a halted ticket nor a rule holds back. Parked messages that
@@ -174,14 +110,14 @@ def _age_s(ids: list[bytes], now_ms: int) -> float:
     return max(0.0, (now_ms - (min(map(rank, ids)) >> 64)) / 1000)
 
 
-def lag_document(vitals: StreamStats) -> dict[str, Any]:
+def lag_document(seen: dict[str, Any]) -> dict[str, Any]:
     """Return the answer of ``GET /api/lag``: plain numbers on the top level, for KEDA's metrics-api scaler and the
     like."""
-    live = [load for load in vitals.consumers.values() if load.state == "live"]
-    told: dict[str, Any] = {"lag": vitals.lag, "lag_is_exact": vitals.lag_is_exact, "pending": vitals.pending}
-    told |= {"unfinished": vitals.unfinished, "takeable": vitals.takeable}
-    told |= {"oldest_seconds": round(vitals.oldest_s, 3), "consumers": len(live)}
-    return told | {"slots": sum(load.slots for load in live), "time_ms": time.time_ns() // 1_000_000}
+    live = [one for one in seen["consumers"].values() if one["state"] == "live"]
+    names = ("lag", "lag_is_exact", "pending", "unfinished", "takeable")
+    told = {name: seen[name] for name in names} | {"oldest_seconds": round(seen["oldest_s"], 3)}
+    told |= {"consumers": len(live), "slots": sum(one["slots"] for one in live)}
+    return told | {"time_ms": time.time_ns() // 1_000_000}
 
 
 #: Seconds between two looks, and for which a sign lasts.

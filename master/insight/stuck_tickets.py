@@ -37,8 +37,8 @@ MOST = 50
 #: What was counted is forgotten when nobody has looked for so long.
 _FORGOTTEN_AFTER_MS = 60_000
 #: Records read by one call; the most old heads of each kind that are remembered; the most entries that are looked at
-#: under ``master``, and of all consumers.
-_COUNT, _KEPT, _PARKED, _PENDING = 1000, 100, 50, 100
+#: under ``master``, at first and where it goes on, and of all consumers.
+_COUNT, _KEPT, _PARKED, _FURTHER, _PENDING = 1000, 100, 50, 500, 100
 
 
 class StuckTickets:
@@ -62,6 +62,7 @@ class StuckTickets:
         self._candidates: dict[bytes, Head] = {}
         self.moved_ms: Mapping[bytes, int] = {}
         self._waiting: Counter[bytes] = Counter()  # by ticket: entries seen under ``master``
+        self._start, self._reached = b"-", b""  # where those begin, and how far they go; b"": to the end
         self._all_waiting = False
         self._advanced_ms = self._under_master = 0
         self._begin_again()
@@ -136,6 +137,8 @@ class StuckTickets:
             now[ticket] = head
         alone = waiting.keys() - {ticket for ticket, value in zip(asked, values, strict=True) if value is not None}
         now |= {ticket: waiting[ticket] for ticket in alone}
+        if not alone:  # all of these are put off, or behind others: look further the next time
+            self._start = b"(" + self._reached if self._reached else b"-"
         kept = oldest(now.values(), _KEPT)
         self._candidates = {head.ticket: head for head in kept if head.owner}
         moved_ms = {head.id: known.get(head.id, 0) for head in kept}
@@ -153,9 +156,14 @@ class StuckTickets:
         except GroupMissing:
             by_name = {}
         each = max(1, _PENDING // max(1, len(by_name)))
-        asked = [("XPENDING", stream, group, "-", "+", _PARKED if one == MASTER else each, one) for one in by_name]
+        most = _PARKED if self._start == b"-" else _FURTHER
+        asked: list[tuple[Any, ...]] = [
+            ("XPENDING", stream, group, "-", "+", each, one) for one in by_name if one != MASTER
+        ]
+        asked += [("XPENDING", stream, group, self._start, "+", most, MASTER)] if MASTER in by_name else []
         rows = [row for page in self._link.all_of(asked) for row in page]
         under = {row[0] for row in rows if row[1] == MASTER}
+        self._reached = max(under, key=rank) if len(under) == most else b""
         ids = [*sorted(under, key=rank), *sorted({row[0] for row in rows} - under, key=rank)[:_PENDING]]
         found, first = list(tickets_of(self._scripts, self._keys, self._field, ids)), dict[bytes, Head]()
         for entry_id, ticket in found:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -49,30 +49,6 @@ END = "end"
 _BACK = re.compile(rf"({END}|\([0-9]{{1,20}}-[0-9]{{1,20}})_({END}|\([0-9]{{1,20}}-[0-9]{{1,20}})")
 
 
-class TicketHistoryPage(NamedTuple):
-    """A piece of a history. ``events``: newest first; ``back``: where the next piece begins, None at the beginning of
-    the streams; ``since_ms``: how far back this piece went; ``attempts``: those of the first message that failed
-    (``attempts_shown``)."""
-
-    events: list[dict[str, Any]]
-    back: str | None
-    since_ms: int | None
-    attempts: list[dict[str, Any]]
-
-
-class MessageExecutions(NamedTuple):
-    """Executions of a message. ``more``: behind which record of the run log the search goes on, None at its end, and
-    ``until_ms`` how far it came; ``begins_ms``: with what the run log begins, None: it is empty; ``is_cut``: earlier
-    executions may have been in it, since the first one that is found is no first attempt, or none is found and the log
-    begins after the message was sent."""
-
-    runs: list[dict[str, Any]]
-    more: str | None
-    until_ms: int | None
-    begins_ms: int | None
-    is_cut: bool
-
-
 class TicketHistory:
     def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
         self._link, self._scripts, self._keys, self._field = link, ScriptRunner(link), keys, ticket_field
@@ -80,9 +56,13 @@ class TicketHistory:
 
     def timeline(
         self, ticket_id: str, back: str | None = None, known: Sequence[str] = (), held: tuple[str, int] | None = None
-    ) -> TicketHistoryPage:
+    ) -> dict[str, Any]:
         """Return one piece. ``known``: entries to list in the first piece, however old; ``held``: the ticket's present
-        owner and its fence. Raises ValueError when ``back`` is not from an earlier piece."""
+        owner and its fence. Raises ValueError when ``back`` is not from an earlier piece.
+
+        ``events``: newest first; ``back``: where the next piece begins, None at the beginning of the streams;
+        ``since_ms``: how far back this piece went; ``attempts``: those of the first message that failed
+        (``attempts_shown``)."""
         if back is not None and not _BACK.fullmatch(back):
             raise ValueError("not a position in a history")
         entries_from, runs_from = (back or "+_+").split("_")
@@ -117,7 +97,7 @@ class TicketHistory:
         shown = next(iter(kept.values()), ())
         attempts = attempts_shown(shown, shown[0].id in rows) if shown else []
         back = f"{entries_from}_{runs_from}" if more else None
-        return TicketHistoryPage(events, back, max(times, default=None), attempts)
+        return {"events": events, "back": back, "since_ms": max(times, default=None), "attempts": attempts}
 
     def _kept(self, ids: Sequence[str], ticket: str = "") -> dict[str, Sequence[RunRecord]]:
         """Return the executions that are kept with messages of these that failed."""
@@ -125,15 +105,17 @@ class TicketHistory:
         named = zip(ids, values, strict=True)
         return {one: runs for one, value in named if value and (runs := decode_kept(value, ticket, one))}
 
-    def _find(self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float) -> tuple[list[bytes], str]:
+    def _find(
+        self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float, *command: str
+    ) -> tuple[list[bytes], str]:
         key, at_once = (self._keys.stream, _ENTRIES_AT_ONCE) if what == "entries" else (self._keys.runs, _RUNS_AT_ONCE)
         found: list[bytes] = []
         while True:
-            _, last, some, is_all = self._scripts.run(f"find_{what}", (key,), (*wanted, start, at_once))
+            _, last, some, is_all = self._scripts.run(f"find_{what}", (key,), (*wanted, start, at_once, *command))
             found += some
             if is_all:
                 return found, END
-            start = f"({last.decode()}"
+            start = f"({last.decode()}" if last else start
             if time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:
                 return found, start
 
@@ -161,28 +143,29 @@ class TicketHistory:
         is_unread = group is None or rank(message_id.encode()) > rank(group[b"last-delivered-id"])
         return TicketState.UNREAD if is_there and is_unread else None
 
-    def executions(self, message_id: str, after: str | None = None, kept: Sequence[Any] = ()) -> MessageExecutions:
+    def executions(self, message_id: str, after: str | None = None, kept: Sequence[Any] = ()) -> dict[str, Any]:
         """Return the executions of a message, oldest first: from when it was sent, or (the next piece) behind a record
-        of the run log. ``kept``: those that its dead letter has."""
-        sent_ms, ends_s = milliseconds(message_id.encode()), time.monotonic() + _PIECE_S
+        of the run log. ``kept``: those that its dead letter has.
+
+        ``more``: behind which record of the run log the search goes on, None at its end, and ``until_ms`` how far it
+        came; ``begins_ms``: with what the run log begins, None: it is empty; ``is_cut``: earlier executions may have
+        been in it, since the first one that is found is no first attempt, or none is found and the log begins after the
+        message was sent."""
+        sent_ms, text = milliseconds(message_id.encode()), orjson.dumps(message_id)
         start = f"({after}" if after else f"{max(0, sent_ms - _CLOCKS_MS)}-0"
-        text, found, is_all = orjson.dumps(message_id), list[dict[str, Any]](), False
         first = self._link.call("XRANGE", self._keys.runs, "-", "+", "COUNT", 1)
-        while not is_all and time.monotonic() <= ends_s and len(found) < _PIECE_EVENTS:
-            _, last, some, is_all = self._scripts.run(
-                "find_runs", (self._keys.runs,), (text, start, _RUNS_AT_ONCE, "XRANGE")
-            )
-            found += [_execution(run) for record in some for run in decode(record) if run.id == message_id]
-            start = f"({last.decode()}" if last else start
+        records, start = self._find("runs", start, (text,), time.monotonic() + _PIECE_S, "XRANGE")
+        found = [_execution(run) for record in records for run in decode(record) if run.id == message_id]
         if not after:
             kept, seen = kept or self._kept([message_id]).get(message_id, ()), {run["attempt"] for run in found}
             found += [_execution(run) for run in kept if run.attempt not in seen]
             found.sort(key=lambda run: run["began_ms"])
         begins_ms = milliseconds(first[0][0]) if first else None
-        more = None if is_all else start.removeprefix("(")
+        more = None if start == END else start.removeprefix("(")
         until_ms = milliseconds(more.encode()) if more else None
         is_cut = not after and (found[0]["attempt"] > 1 if found else (begins_ms or sent_ms) > sent_ms)
-        return MessageExecutions(found, more, until_ms, begins_ms, is_cut)
+        told = {"runs": found, "more": more, "until_ms": until_ms}
+        return told | {"begins_ms": begins_ms, "is_cut": is_cut}
 
     def finished(
         self, ticket: str, handler: str, before: str = "", most: int = 100
@@ -262,7 +245,7 @@ def attempts_shown(runs: Sequence[RunRecord], is_over: bool) -> list[dict[str, A
         x, start, end = (round((ms - begin) * scale, 1) for ms in (free, start_ms, end_ms))
         told: dict[str, Any] = {
             "waited_ms": max(0, start_ms - free),
-            "took_ms": end_ms - start_ms if run.end_us else None,
+            "took_ms": (run.end_us - run.start_us) / 1000 if run.end_us else None,
         }
         told |= {"x": x, "start": start, "ran": max(2.0, round(end - start, 1)), "start_ms": start_ms}
         shown.append(run._asdict() | told | {"lacks": run.attempt - before - 1, "name": name_of(run.consumer)})

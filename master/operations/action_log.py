@@ -49,6 +49,16 @@ class OperatorAction:
         return ("who", self.by.who, "via", self.by.via, "what", self.what, "on", self.on, "why", self.by.why)
 
 
+class StepResult(NamedTuple):
+    """Result of an action for one of the things it was done to. ``word``: what came of it; ``message_id``: the message
+    that was made; ``note``: why it was refused."""
+
+    id: bytes
+    word: str
+    message_id: bytes = b""
+    note: str = ""
+
+
 def counted(words: Iterable[str]) -> str:
     return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common()) or "nothing"
 

@@ -18,7 +18,7 @@ from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.operations.action_log import ActionLog, OperatorAction
+from usher.master.operations.action_log import ActionLog, OperatorAction, StepResult
 from usher.master.policy.letters import (
     HALT,
     DeadLetter,
@@ -36,15 +36,6 @@ AT_ONCE = 100
 _WITHIN_S = 1.0
 #: The newest letters of a ticket among which the one that it waits for is looked for.
 _OF_A_TICKET = 20
-
-
-class LetterResult(NamedTuple):
-    """The outcome for a letter: resumed, added (``message_id`` is the new message's), released, dropped; or gone, cut,
-    held: nothing was done."""
-
-    id: bytes
-    word: str
-    message_id: bytes = b""
 
 
 class LetterPage(NamedTuple):
@@ -159,37 +150,37 @@ class DeadLetters:
                 return len(found), False
         return len(found), True
 
-    def redrive(self, ids: Sequence[bytes]) -> list[LetterResult]:
+    def redrive(self, ids: Sequence[bytes]) -> list[StepResult]:
         """Make messages of these letters again, in this order. At most ``AT_ONCE`` letters, which is one script
         call."""
         return self._run("redrive", ids)
 
-    def edit(self, letter_id: bytes, fields: Sequence[bytes]) -> LetterResult:
+    def edit(self, letter_id: bytes, fields: Sequence[bytes]) -> StepResult:
         """Send a message with these fields in place of a letter's, at the end of its ticket."""
         return self._run("redrive", [letter_id], ("edited", *fields))[0]
 
-    def drop(self, ids: Sequence[bytes]) -> list[LetterResult]:
+    def drop(self, ids: Sequence[bytes]) -> list[StepResult]:
         """Delete these letters; a ticket that waits for one goes on without it. At most ``AT_ONCE`` letters."""
         return self._run("drop_letters", ids)
 
-    def change(self, what: str, ids: Sequence[bytes]) -> Iterator[LetterResult]:
+    def change(self, what: str, ids: Sequence[bytes]) -> Iterator[StepResult]:
         step = self.redrive if what == "redrive" else self.drop
         for at in range(0, len(ids), AT_ONCE):
             yield from step(ids[at : at + AT_ONCE])
 
-    def _run(self, step: str, ids: Sequence[bytes], more: Sequence[str | bytes] = ()) -> list[LetterResult]:
+    def _run(self, step: str, ids: Sequence[bytes], more: Sequence[str | bytes] = ()) -> list[StepResult]:
         assert len(ids) <= AT_ONCE
         keys = self._keys
         script_keys: list[str] = [keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader]
         script_keys += [LogKeys(keys.stream).delayed, keys.errors] * (step == "redrive")
         script_keys += [keys.recounted, keys.letters]
-        results: list[LetterResult] = []
+        results: list[StepResult] = []
         while len(results) < len(ids):
             left = ids[len(results) :]
             leader, *answers = self._scripts.run(step, script_keys, (keys.group, *left, *more))
             self.leader_url = bytes(leader).decode().partition(" ")[2]
             results += [
-                LetterResult(letter_id, word.decode().lower(), *rest)
+                StepResult(letter_id, word.decode().lower(), *rest)
                 for letter_id, (word, *rest) in zip(left, answers, strict=False)
             ]
         return results

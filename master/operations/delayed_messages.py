@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from usher.common.base.clock import now_s
 from usher.common.base.text import pluralize
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.message import DUE_FIELD, FOR_FIELD, EntryView, ticket_value
+from usher.common.protocol.message import DUE_FIELD, FOR_FIELD, first_value, ticket_value
 from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms
 from usher.common.redis.scripts import ScriptRunner
+from usher.master.operations.action_log import StepResult
 
 #: Messages read by one call.
 _PAGE = 200
@@ -41,15 +42,6 @@ class Waiting(NamedTuple):
     first_ms: int | None
 
 
-class Delayed(NamedTuple):
-    """A delayed message: ``ticket`` is "" if it names none."""
-
-    id: str
-    due_ms: int
-    ticket: str
-    fields: dict[str, str]
-
-
 class DelayedRow(NamedTuple):
     """A delayed message for a list: ``fields`` are the first of its ``field_count``, each cut to its beginning, without
     those whose values stand beside them (``due_ms``, ``stream``, ticket). ``cursor``: where a page begins that goes on
@@ -70,13 +62,6 @@ class DelayedPage(NamedTuple):
 
     rows: list[DelayedRow]
     cursor: str | None
-
-
-class DelayedResult(NamedTuple):
-    """Outcome for a message that was chosen: moved, dropped, gone, held, unknown."""
-
-    id: str
-    word: str
 
 
 def waiting_commands(keys: Keys) -> list[tuple[str | int, ...]]:
@@ -131,7 +116,7 @@ class DelayedView:
         before; with a cursor and fewer of them when the time is over. Raises ValueError for what is no cursor."""
         cursor, rows, ends_s = after, list[DelayedRow](), now_s() + within_s
         while True:
-            is_all, last, found = self._read(cursor, _PAGE if ticket else most - len(rows), ticket)
+            is_all, last, found = self._read(cursor, _PAGE if ticket else min(_PAGE, most - len(rows)), ticket)
             cursor = _cursor(*last) if last[1] else cursor
             rows += found
             if len(rows) > most:
@@ -161,23 +146,6 @@ class DelayedView:
         )
         return bool(is_all), (last[0], last[1]), [_row(self._field, *row) for row in rows]
 
-    def all(self, ticket: str | None = None) -> Iterator[Delayed]:
-        """Yield the messages that are in order, earliest first, with all of their fields. While others are sent, a
-        message that stays is yielded once, or not at all."""
-        seen = 0
-        while True:
-            page = self._link.call("ZRANGE", self._log.due, seen, seen + _PAGE - 1, "WITHSCORES")
-            members, scores = page[::2], page[1::2]
-            bodies = self._link.all_of([("XRANGE", self._log.delayed, member, member) for member in members])
-            if not members:
-                return
-            seen += len(members)
-            for member, score, found in zip(members, scores, bodies, strict=True):
-                shown = self._ticket_of(found[0][1]) if found else ""
-                if found and ticket in (None, shown):
-                    entry = EntryView(from_rank(rank(member)), found[0][1])
-                    yield Delayed(entry.id, int(float(score)), shown, entry.fields)
-
     def last_id(self) -> bytes:
         newest = self._link.call("XREVRANGE", self._log.delayed, "+", "-", "COUNT", 1)
         return bytes(newest[0][0]) if newest else ZERO
@@ -194,11 +162,14 @@ class DelayedView:
             start = f"({page[-1][0].decode()}"
 
     def _ticket_of(self, flat: Sequence[bytes]) -> str:
-        return (ticket_value(flat, self._field) or b"").decode("utf-8", "surrogateescape")
+        named = ticket_value(flat, self._field) or b""
+        stream = first_value(flat, FOR_FIELD) or b""
+        named = b"%b/%b" % (stream, named) if self._by_stream and named else named
+        return named.decode("utf-8", "surrogateescape")
 
     # -- what operators do
 
-    def move(self, ids: Sequence[str], due_ms: int | None) -> Iterator[DelayedResult]:
+    def move(self, ids: Sequence[str], due_ms: int | None) -> Iterator[StepResult]:
         """Make these messages due at that time, or (None) now, by Redis' clock: the leading master sends them then, in
         the order of their times. Yield what happened to each. Raises what ``Link.call`` raises; a repeat does no
         harm.
@@ -219,17 +190,16 @@ class DelayedView:
                 some = some[len(results) :]
                 yield from results
 
-    def drop(self, ids: Sequence[str]) -> Iterator[DelayedResult]:
+    def drop(self, ids: Sequence[str]) -> Iterator[StepResult]:
         for at in range(0, len(ids), AT_ONCE):
             yield from self._run("drop_delayed", ids[at : at + AT_ONCE])
 
-    def _run(self, step: str, ids: Sequence[str], *first: str | int) -> list[DelayedResult]:
+    def _run(self, step: str, ids: Sequence[str], *first: str | int) -> list[StepResult]:
         log = self._log
         until, *words = self._scripts.run(step, (log.delayed, log.due, log.due_until), (*first, *map(member_of, ids)))
-        told = [(one, word.decode().lower()) for one, word in zip(ids, words, strict=False)]
+        told = [StepResult(one.encode(), word.decode().lower()) for one, word in zip(ids, words, strict=False)]
         last = rank(until or ZERO)  # of those that were ever there
-        is_unknown = [word == "gone" and rank(one.encode()) > last for one, word in told]
-        return [DelayedResult(one, "unknown" if no else word) for (one, word), no in zip(told, is_unknown, strict=True)]
+        return [one._replace(word="unknown") if one.word == "gone" and rank(one.id) > last else one for one in told]
 
 
 def chosen_delayed(count: int, first: str, due_ms: int | None) -> str:

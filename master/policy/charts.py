@@ -105,7 +105,7 @@ def gather(runs: Iterable[RunRecord], *, by_stream: bool = False) -> dict[str, P
         if by_stream and run.ticket.find("/") > 0:
             places.append((BY_SOURCE, run.ticket.partition("/")[0][:_LONGEST_NAME]))
         for group, name in places:
-            part = found[group].get(name) or found[group].setdefault(name, _part())
+            part = found[group].get(name) or found[group].setdefault(name, empty())
             part["done"] += run.outcome in (DONE, MERGED)
             part["failed"] += run.outcome in FAILURES
             for key, step in (("wait", wait), ("took", took)):
@@ -172,7 +172,7 @@ def merge(begin_ms: int, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for one in points:
         for group, of in parts.items():
             for name, part in one[group].items():
-                _add(of.setdefault(name, _part()), part)
+                add(of.setdefault(name, empty()), part)
         for name, (given, waiting, weight, held) in one["tenants"].items():
             before = tenants.get(name, [0, 0, weight, False])
             tenants[name] = [before[0] + given, max(before[1], waiting), weight, held]
@@ -202,10 +202,10 @@ def _busiest(parts: Parts, most: int) -> Parts:
     most += ALL in parts
     kept = {name: parts[name] for name in ranked[:most]}
     if rest := [parts[name] for name in ranked[most:]]:
-        others = _part()
+        others = empty()
         for part in (kept.pop(OTHERS, None), *rest):
             if part is not None:
-                _add(others, part)
+                add(others, part)
         kept[OTHERS] = others
     return kept
 
@@ -218,11 +218,11 @@ def decode(value: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and found.keys() >= _KNOWN else None
 
 
-def _part() -> dict[str, Any]:
+def empty() -> dict[str, Any]:
     return {"done": 0, "failed": 0, "wait": {}, "took": {}}
 
 
-def _add(to: dict[str, Any], part: Mapping[str, Any]) -> None:
+def add(to: dict[str, Any], part: Mapping[str, Any]) -> None:
     to["done"] += part["done"]
     to["failed"] += part["failed"]
     for key in ("wait", "took"):

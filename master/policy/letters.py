@@ -171,7 +171,8 @@ class LetterFilter:
 
     def _has(self, reason: str, name: str, at: str, error: str, policy: str) -> bool:
         is_meant = not self.error or has_error(self.error, name, at, error)
-        return is_meant and self.reason.lower() in reason.lower() and self.policy in ("", policy)
+        asked, given = (text.lower().replace("_", " ") for text in (self.reason, reason))
+        return is_meant and asked in given and self.policy in ("", policy)
 
     def fits(self, letter: DeadLetter) -> bool:
         """Return whether the letter matches, as far as one can tell that knows no groups."""

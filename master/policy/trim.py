@@ -72,6 +72,10 @@ class Cut(NamedTuple):
     floor: bytes
     because: RetentionRow
 
+    @property
+    def why(self) -> str:
+        return f"{self.because.kind} {self.because.name} {self.because.why}"
+
 
 class Nothing(NamedTuple):
     """Decision that nothing may go, and that this is fine; ``because`` of this reader, if there is one."""
@@ -84,6 +88,10 @@ class Refused(NamedTuple):
     """Decision that nothing is cut because a reader is lost; a person must look."""
 
     problems: tuple[str, ...]
+
+    @property
+    def why(self) -> str:
+        return "; ".join(self.problems)
 
 
 def readers(facts: RetentionFacts, *, archived_only: bool = False) -> list[RetentionRow]:
@@ -128,7 +136,7 @@ class Retention:
     def held_back(self, facts: RetentionFacts, decision: Cut | Nothing | Refused, now_ms: int) -> str:
         """Return who keeps entries for an hour longer than is wished; "" when nobody does."""
         if isinstance(decision, Refused):
-            return f"nothing is cut: {'; '.join(decision.problems)}"
+            return f"nothing is cut: {decision.why}"
         row = decision.because
         if row is None or facts.span is None or rank(row.keeps_from) >= rank(facts.span.last_generated):
             return ""  # at the end: it keeps nothing

@@ -26,8 +26,8 @@ from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult
 
 log = logging.getLogger(__name__)
 
-#: How often every source is looked at although nothing was announced.
-_SWEEP_S = 30.0
+#: How often every source is looked at although nothing was announced; and where Redis does not announce changes.
+_SWEEP_S, _POLL_S = 30.0, 0.5
 #: Pauses while the work stream is full and its group does not move. Each is about as long as the standstill so far, so
 #: when the group moves again, which nothing announces, the standstill lasts at most twice as long.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 1.5
@@ -56,11 +56,9 @@ class Gatherer(Service):
         self._rounds = Rounds(self._most)  # guarded by self._lock
         self._listed = frozenset(name.encode() for name in sources.names)
         self._rounds.found(self._listed)
-        self._swept_s = now_s()
+        self._swept_s, self._sweep_s = now_s(), _SWEEP_S
         self._pause_s = 0.0
         self._given = b""
-        # Called when a sweep found new entries that were not announced.
-        self.on_unsaid: Callable[[list[bytes]], None] = lambda sources: None
         # After a gap, in which streams may have appeared unheard: else what they hold would come behind later messages.
         self.look_for_new: Callable[[Link, Service], object] = lambda link, asker: None
         self._has_gap = True
@@ -97,6 +95,11 @@ class Gatherer(Service):
         self._has_gap = True
         self.wake()
 
+    def poll(self) -> None:
+        """Look at every source again and again: nobody says which have changed."""
+        self._sweep_s = _POLL_S
+        self.wake()
+
     def hold(self, shards: frozenset[int]) -> None:
         with self._lock:
             has_more = self._rounds.hold(shards)
@@ -126,12 +129,12 @@ class Gatherer(Service):
                 self._has_gap = True
                 raise
         with self._lock:
-            if now_s() - self._swept_s >= _SWEEP_S:
+            if now_s() - self._swept_s >= self._sweep_s:
                 self._swept_s = now_s()
-                self._rounds.sweep()
+                self._rounds.look_at_all()
             turn = self._rounds.take()
         if turn is None:
-            return self.stalls_after_s / 3
+            return min(self.stalls_after_s / 3, self._sweep_s)
         try:
             is_full, given, told = self._gather(turn)
         except BaseException as problem:
@@ -141,9 +144,7 @@ class Gatherer(Service):
             raise
         with self._lock:
             news = self._news(turn, told)
-            unsaid = self._rounds.answered(turn, told, self._listed)
-            if unsaid:
-                self.on_unsaid(unsaid)  # here, so that after look_at_all() nothing older is reported
+            self._rounds.answered(turn, told, self._listed)
         self._say(news)
         self.moved += sum(one.moved for one in told)
         return self._next_pause_s(is_full, given)

@@ -16,7 +16,7 @@ from usher.common.base.errors import SqlTrouble, StartRefused, UsherError
 from usher.common.base.log import configure
 from usher.common.base.text import pluralize
 from usher.common.http.credentials import check_reach
-from usher.common.outbox.sql_files import DIALECTS, schema
+from usher.common.outbox.rows import DIALECTS, schema
 from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.settings import load, options

@@ -13,7 +13,7 @@ import logging
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.log import event
 from usher.common.runtime.service import Service
 from usher.master.operations.action_log import OperatorAction, counted
-from usher.master.verbs.verbs import NO_ROOM, Args, Shelf, Tools, Verb, id_of
+from usher.master.verbs.verbs import NO_ROOM, Args, Shelf, Tools, Verb
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,9 @@ RUNNING, DONE, STOPPED = "running", "done", "stopped"
 
 @dataclass
 class BulkJob:
-    """A bulk job. Written by the service's thread, read by pages; ``told`` is the filter in words, ``count`` how many a
-    dry run has found. ``touched``: the items that are done, of which a ticket may be found again."""
+    """A bulk job, of the service or of a command. Written by its thread, read by pages; ``told`` is the filter in
+    words, ``count`` how many a dry run has found. ``touched``: items that are done, of which a ticket may come
+    again."""
 
     verb: Verb
     shelf: Shelf
@@ -46,13 +47,16 @@ class BulkJob:
     count: int
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     state: str = RUNNING
-    done: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[str, str]] = field(default_factory=list)
     created_ms: int = field(default_factory=wall_ms)
-    touched: set[bytes] = field(default_factory=set)
+    touched: dict[bytes, None] = field(default_factory=dict)
     pages: Iterator[Sequence[Any]] | None = None
     failed_turns: int = 0
+
+    @property
+    def done(self) -> int:
+        return self.outcomes.total()
 
     @property
     def is_over(self) -> bool:
@@ -65,6 +69,23 @@ class BulkJob:
     @property
     def sentence(self) -> str:
         return self.verb.sentence(self.args, list(self.outcomes.elements()))
+
+    def take(self, page: Sequence[Any], run: Callable[..., Iterable[Any]] | None = None) -> Iterator[None]:
+        """Do it to the items of a page, in batches, until it is stopped. ``run``: does it in place of the verb's
+        function."""
+        items = [item for item in {item.id: item for item in page}.values() if item.id not in self.touched]
+        for at in range(0, len(items), self.shelf.at_once):
+            for result in (run or self.verb.run)(self.tools, items[at : at + self.shelf.at_once], self.args):
+                self.touched[result.id] = None
+                self.outcomes[result.word] += 1
+                if result.word not in self.shelf.good and len(self.failures) < _NAMED:
+                    why = result.note or result.word
+                    self.failures.append((result.id.decode(errors="replace"), why))
+                if result.word == NO_ROOM:
+                    self.state = STOPPED
+                yield
+                if self.state != RUNNING:
+                    return
 
     def note(self, outcome: str, what: str = "") -> None:
         action = OperatorAction(self.tools.by, what or self.what, f"{self.shelf.noun}s: {self.told}")
@@ -121,7 +142,10 @@ class BulkJobs(Service):
             job.pages = job.pages or job.shelf.pages(job.tools, job.wanted, job.until)
             page = next(job.pages, None)
             if page is not None:
-                self._change(job, page)
+                for _ in job.take(page):
+                    self.made_progress()
+                if NO_ROOM in job.outcomes:
+                    self._note(job)
             elif self._ends(job):
                 self._note(job)
         except Exception:
@@ -129,23 +153,6 @@ class BulkJobs(Service):
             job.failed_turns += 1
             raise
         return 0.0
-
-    def _change(self, job: BulkJob, page: Sequence[Any]) -> None:
-        items = [item for item in {item.id: item for item in page}.values() if item.id not in job.touched]
-        for at in range(0, len(items), job.shelf.at_once):
-            for result in job.verb.run(job.tools, items[at : at + job.shelf.at_once], job.args):
-                self.made_progress()
-                job.touched.add(id_of(result))
-                job.outcomes[result.word] += 1
-                job.done += 1
-                if result.word not in job.shelf.good and len(job.failures) < _NAMED:
-                    why = getattr(result, "note", "") or result.word
-                    job.failures.append((id_of(result).decode(errors="replace"), why))
-                if result.word == NO_ROOM:
-                    self.stop_job(job)
-                    self._note(job)
-                if job.state != RUNNING:  # it was stopped
-                    return
 
     def _ends(self, job: BulkJob) -> bool:
         with self._lock:  # it may be stopped at this moment

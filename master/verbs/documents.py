@@ -7,6 +7,8 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
+from usher.master.policy.rules import Rule
+
 
 class Registered(TypedDict):
     """A generation and its lease."""
@@ -305,27 +307,8 @@ class Explanation(TypedDict):
     traceback: str
 
 
-class RuleRow(TypedDict):
-    """A live rule. ``target``: ticket, pattern, tenant, stream, everything or consumer. ``action``: pause, slow (with
-    ``rate_per_second``; of a tenant also with ``concurrency`` or ``weight``), limit (with
-    ``ticket_limit``)."""
-
-    id: str
-    target: str
-    value: str
-    action: str
-    rate_per_second: float | None
-    concurrency: int | None
-    weight: int | None
-    ticket_limit: int | None
-    reason: str
-    who: str
-    version: int
-    set_ms: int
-
-
 class Rules(TypedDict):
-    rules: list[RuleRow]
+    rules: list[Rule]
     version: int
 
 
@@ -335,8 +318,8 @@ class RuleChange(TypedDict):
 
     outcome: str
     version: int
-    rule: RuleRow | None
-    former: RuleRow | None
+    rule: Rule | None
+    former: Rule | None
     handed_over: int
     handed_over_is_exact: bool
     note: str

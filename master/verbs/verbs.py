@@ -28,7 +28,7 @@ from usher.common.protocol.registration import NAME
 from usher.common.protocol.stream_id import is_id, rank
 from usher.common.sending.producer import LATEST_MS
 from usher.master.insight.formatting import moment
-from usher.master.operations.action_log import ActionLog, By, OperatorAction, counted
+from usher.master.operations.action_log import ActionLog, By, OperatorAction, StepResult, counted
 from usher.master.operations.dead_letters import AT_ONCE, DeadLetters
 from usher.master.operations.delayed_messages import DROP, MOVE, SEND_NOW, DelayedView, check_due, chosen_delayed
 from usher.master.operations.live_rules import LiveRules, RuleSetChange, TooManyRules
@@ -289,15 +289,10 @@ def verb(
     return add
 
 
-def id_of(result: Any) -> bytes:
-    return result.id if isinstance(result.id, bytes) else str(result.id).encode()
-
-
-def shown(result: Any) -> dict[str, Any]:
+def shown(result: StepResult) -> dict[str, Any]:
     """Return the result of a step for programs."""
-    found = id_of(result).decode()
-    made = getattr(result, "message_id", b"")
-    return {"id": found, "outcome": result.word} | ({"message_id": made.decode()} if made else {})
+    made = {"message_id": result.message_id.decode()} if result.message_id else {}
+    return {"id": result.id.decode(), "outcome": result.word} | made
 
 
 # -- dead letters
@@ -554,14 +549,6 @@ class TicketAsk(Ask):
         return TicketFilter(parse_states(self.state), self.consumer, self.error, sees_texts)
 
 
-class OrderedTicket(NamedTuple):
-    """Result of a verb for a ticket; ``note`` says why it was refused."""
-
-    id: bytes
-    word: str
-    note: str = ""
-
-
 def _ticket_item(row: dict[str, Any]) -> Item:
     error = row.get("last_error") or {}
     name = error_name(error.get("error_type", ""), error.get("error", ""))
@@ -594,10 +581,10 @@ TICKETS = Shelf(
 )
 
 
-def _ordered(tools: Tools, items: Sequence[Any], order: TicketOrder) -> Iterator[OrderedTicket]:
+def _ordered(tools: Tools, items: Sequence[Any], order: TicketOrder) -> Iterator[StepResult]:
     for item in items:
         result = tools.orders.give(order, item.id.decode("utf-8", "surrogateescape"), tools.by, item.head)
-        yield OrderedTicket(item.id, result.outcome, result.note)
+        yield StepResult(item.id, result.outcome, note=result.note)
 
 
 @TICKETS.verb("retry", "Retry", "", is_harmful=False)
@@ -642,9 +629,9 @@ def pause(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
         name = item.id.decode("utf-8", "surrogateescape")
         rule = Rule(Target.TICKET, name, RuleAction.PAUSE, reason=by.why, who=by.who)
         try:
-            yield OrderedTicket(item.id, tools.rules.set(rule, by).outcome)
+            yield StepResult(item.id, tools.rules.set(rule, by).outcome)
         except TooManyRules as full:
-            yield OrderedTicket(item.id, NO_ROOM, str(full))
+            yield StepResult(item.id, NO_ROOM, note=str(full))
             return
 
 

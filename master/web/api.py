@@ -29,6 +29,7 @@ from usher.common.protocol.registration import (
 )
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import checked_by
+from usher.master.dispatch.events import Report
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.messages.fields import MessageFields
 from usher.master.policy.explain.ticket_events import parse_position
@@ -42,7 +43,7 @@ from usher.master.verbs.documents import (
     TicketRow,
     Tickets,
 )
-from usher.master.web.parts import AckItem, AckReport, Desk
+from usher.master.web.parts import Desk
 from usher.master.web.seen import seen, with_fields
 
 log = logging.getLogger(__name__)
@@ -351,10 +352,10 @@ def _read_registration(health_hosts: HealthHosts) -> Registration:
     )
 
 
-def read_report(body: bytes, wants_answers: bool = True, retrying: int = 0) -> AckReport:
+def read_report(body: bytes, wants_answers: bool = True, retrying: int = 0) -> Report:
     """Return the report in the body of acknowledge. Raises Problem 400, 422."""
     report = parse_json(ReportBody, body)
-    items: list[AckItem] = [(item["ticket_id"], item["message_ids"]) for item in report["tickets"]]
+    items = [(item["ticket_id"], item["message_ids"]) for item in report["tickets"]]
     ids = [one for _, some in items for one in some]
     joined = b"\n".join(ids)
     # One match for all of them; the count ensures that none contains the separator.
@@ -362,7 +363,7 @@ def read_report(body: bytes, wants_answers: bool = True, retrying: int = 0) -> A
         raise _unfit("tickets.message_ids", "must be stream ids like 1526919030474-55")
     if len(ids) > MOST_MESSAGES:
         raise _unfit("tickets", f"must have at most {MOST_MESSAGES} message_ids together")
-    return AckReport(report["incarnation"], items, wants_answers, retrying)
+    return Report(report["incarnation"], items, wants_answers, retrying=retrying)
 
 
 def _fits(ticket_id: str) -> bool:

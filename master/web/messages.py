@@ -111,7 +111,7 @@ def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str,
     waiting = parts.delayed.chosen([message_id])
     runs = parts.history.executions(message_id, after, found_letter.runs if found_letter else ())
     letter = found_letter and found_letter.row()
-    if not (entry or letter or waiting or standing or runs.runs) and runs.more is None:
+    if not (entry or letter or waiting or standing or runs["runs"]) and runs["more"] is None:
         raise Problem(
             404,
             "unknown_message",
@@ -119,7 +119,7 @@ def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str,
             " run log; it may have been trimmed",
         )
     delayed = shown(waiting[0]) if waiting else None
-    found = [part.get("ticket_id") for part in (entry, letter, delayed, *runs.runs[:1]) if part]
+    found = [part.get("ticket_id") for part in (entry, letter, delayed, *runs["runs"][:1]) if part]
     ticket_id = next(filter(None, found), None)
     now = _now(parts, ticket_id, message_id) if entry and ticket_id else None
     fields = entry.pop("fields") if entry else None
@@ -127,7 +127,7 @@ def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str,
     state = "delayed" if delayed else row["state"] if row else "dead_letter" if letter else standing
     state = str(state or ("over" if entry else "gone"))
     facts = {"ticket_id": ticket_id, "entry": entry, "letter": letter}
-    facts |= {"delayed": delayed, "runs": runs._asdict(), "now": now, "fields": fields if sees_texts() else None}
+    facts |= {"delayed": delayed, "runs": runs, "now": now, "fields": fields if sees_texts() else None}
     return facts | {"message_state": state} | parts.history.beside(message_id)
 
 

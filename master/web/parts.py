@@ -4,7 +4,6 @@ for many threads; all of it may raise RedisTrouble (503)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from usher.common.base.clock import now_s
@@ -19,7 +18,7 @@ from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.leader.elector import Lead
-from usher.master.membership.registration import Membership, RegistrationResult
+from usher.master.membership.registry import Membership, RegistrationResult
 from usher.master.verbs.bulk import BulkJobs
 from usher.master.verbs.view import View
 
@@ -27,23 +26,6 @@ from usher.master.verbs.view import View
 _ANSWER_S = 2.0
 #: The most unread reports for which a sender that wants no answers is let go at once.
 _MOST_UNREAD = 16
-#: A ticket and the ids of its acknowledged messages, in stream order.
-AckItem = tuple[bytes, list[bytes]]
-
-
-@dataclass(frozen=True)
-class AckReport:
-    """An incarnation's acknowledged messages. They are freed by id and incarnation: doubled, late and reordered reports
-    change nothing.
-
-    ``wants_answers``: False when the sender only needs to know that the report was taken. ``retrying``: tickets of it
-    that wait for a retry.
-    """
-
-    incarnation: str
-    items: list[AckItem]
-    wants_answers: bool = True
-    retrying: int = 0
 
 
 class NotLeader(UsherError):
@@ -92,7 +74,7 @@ class Desk:
         self._look_now()
         return known
 
-    def acknowledge(self, report: AckReport) -> list[list[str]]:
+    def acknowledge(self, report: Report) -> list[list[str]]:
         """Pass a report to the dispatcher; return ``ok``, ``gone`` or ``stale`` for each id of each item, if answers
         are wanted. Raises NotLeader, IncarnationFenced.
 
@@ -101,15 +83,14 @@ class Desk:
         known = not report.wants_answers and report.incarnation in self._dispatcher.board.consumers
         if not self._dispatcher.leads:
             raise NotLeader(self.leader_url)
-        posted = Report(report.incarnation, report.items, report.wants_answers, retrying=report.retrying)
-        if self._dispatcher.post(posted) < _MOST_UNREAD and known:
+        if self._dispatcher.post(report) < _MOST_UNREAD and known:
             return []
-        posted.answered.wait(_ANSWER_S)
-        if posted.answers is None:
+        report.answered.wait(_ANSWER_S)
+        if report.answers is None:
             raise NotLeader(self.leader_url)
-        if posted.fenced:
+        if report.fenced:
             raise IncarnationFenced
-        return posted.answers
+        return report.answers
 
     def window(self, incarnation: str) -> int | None:
         """Return how many messages the leader gives this incarnation at a time, at the moment; None: not known."""

@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0.0,
         help="seconds of faults per run (at least what the scenario needs, the default)",
     )
+    group.addoption("--while-it-runs", action="store_true", help="users talk to what runs meanwhile (rig/talk.py)")
     group.addoption("--mutants", action="store_true", help="also run chaos scenarios with each of the bugs put back")
     group.addoption(
         "--keep", default="", help="folder that keeps the histories of failed runs (default: a new temporary folder)"

@@ -291,17 +291,8 @@ def slow_recovery(records: Records, rng: random.Random) -> Records | None:
         r["ticket"] == first["ticket"] for r in _of(records, "send") if r["expect"] == "dlq"
     ):
         return None
-    fault = {
-        "k": "fault",
-        "kind": "kill",
-        "who": first["who"],
-        "t0": killed,
-        "t1": killed,
-        "recover": "tickets",
-        "since": killed,
-        "bound_ns": 0,
-    }
-    return [*records, fault]
+    fault = {"k": "fault", "kind": "kill", "who": first["who"], "recover": "tickets", "bound_ns": 0}
+    return [*records, fault | dict.fromkeys(("t0", "t1", "since"), killed)]
 
 
 @_mutation("L2")

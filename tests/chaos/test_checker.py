@@ -13,6 +13,7 @@ import pytest
 
 from tests.chaos.checker.history import History
 from tests.chaos.checker.safety import attempts
+from tests.chaos.checker.talk import talked
 from tests.chaos.checker.verdict import judge
 from tests.chaos.model import Model
 from tests.chaos.mutations import MUTATIONS, broken
@@ -38,17 +39,8 @@ def test_the_valid_histories_have_something_in_them(valid: list[Model]) -> None:
     seen: Counter[str] = Counter()
     for model in valid:
         seen.update(judge(History(model.records)).figures)
-    for name in (
-        "messages",
-        "redelivered",
-        "zombies",
-        "fenced",
-        "deaths",
-        "dlq",
-        "unknown_sends",
-        "refused_sends",
-        "double_sends",
-    ):
+    names = "messages redelivered zombies fenced deaths dlq unknown_sends refused_sends double_sends"
+    for name in names.split():
         assert seen[name] > 10, f"{name}: {seen[name]}"
 
 
@@ -97,20 +89,8 @@ def _letter_after_a_start(attempts: int, *more: dict[str, object]) -> History:
 
 def test_a_process_that_died_may_hide_one_start() -> None:
     hidden = {"k": "die", "who": "c2/2", "t": 40}
-    seen = [
-        {
-            "k": "start",
-            "x": "x2",
-            "uid": "u1",
-            "ticket": "T",
-            "tok": 2,
-            "who": "c2/2",
-            "mid": "5-0",
-            "attempt": 2,
-            "t": 35,
-        },
-        hidden,
-    ]
+    start = {"k": "start", "x": "x2", "uid": "u1", "ticket": "T", "tok": 2, "who": "c2/2", "mid": "5-0", "attempt": 2}
+    seen = [start | {"t": 35}, hidden]
     assert not list(attempts(_letter_after_a_start(1)))
     assert not list(attempts(_letter_after_a_start(2, hidden)))
     for too_many in (
@@ -120,6 +100,55 @@ def test_a_process_that_died_may_hide_one_start() -> None:
         _letter_after_a_start(3, *seen),  # what it had started is seen
     ):
         assert [rule for rule, _ in attempts(too_many)] == ["S8"]
+
+
+def _talk(*more: dict[str, object]) -> set[str]:
+    """The rules that are broken where a run took two messages, of which one is called, and a letter, and ``more``."""
+    told = {"run": "5-0", "tok": 3, "attempt": 1, "took": ["5-0", "6-0"]}
+    ran = [{"k": "ran", "mid": f"{n}-0", "r": r, "into": into, "tok": 3, "attempt": 1} for n, r, into in _RAN]
+    answered = {"k": "answer", "uid": "raw1", "r": "answered", "told": told, "at": []}
+    streams = [{"k": "stream", "uid": uid, "mid": f"{n}-0", "ticket": "T", "t": n} for n, uid in enumerate(_UIDS, 5)]
+    terms = {"k": "terms", "talks": True, "limit": 1}
+    return {rule for rule, _ in talked(History([terms, *streams, *ran, _PART, answered, *more]))}
+
+
+_RAN, _UIDS = [(5, "done", ""), (6, "merged", "5-0")], ["u1", "raw1", "u2"]
+_PART: dict[str, object] = {"k": "answer", "uid": "raw1", "r": "part", "told": 1, "at": [3, 1, 1]}
+_CALL: dict[str, object] = {"k": "call", "uid": "u1", "r": "timed_out", "t0": 0, "t1": 9 * 10**9, "told": None}
+_TOLD = {"run": "5-0", "tok": 3, "attempt": 1, "took": ["5-0", "6-0"]}
+_ENDED = [{"k": "start", "x": uid, "uid": uid, "ticket": "T", "tok": 3, "who": "c", "t": 1} for uid in _UIDS]
+_ENDED += [{"k": "finish", "x": uid, "ok": True, "t": 10**9} for uid in _UIDS]
+_LETTERS: list[dict[str, object]] = [{"k": "dlq", "uid": uid, "mid": mid} for uid, mid in [("x", "8-0"), ("y", "7-0")]]
+_LIMITED = [
+    {"k": kind, "uid": f"limited{n}", "ticket": "T", "r": "ok", "t0": n, "t1": n, **more}
+    for n in (1, 2)
+    for kind, more in [
+        ("send", {}),
+        ("start", {"x": n, "tok": 1, "who": "c", "t": 5}),
+        ("finish", {"x": n, "ok": True, "t": 9}),
+    ]
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "records"),
+    [
+        ("T1", [{"k": "dlq", "uid": "u1", "mid": "5-0"}]),
+        ("T1", [{"k": "ran", "mid": "6-0", "r": "done", "into": "", "tok": 4, "attempt": 1}]),
+        ("T1", _LETTERS),
+        ("T2", [_CALL | {"r": "answered", "told": _TOLD | {"tok": 2}}]),
+        ("T2", [_CALL | {"r": "answered", "told": _TOLD | {"took": ["5-0"]}}]),
+        ("T2", [_CALL | {"r": "answered", "told": _TOLD, "uid": "u2"}]),
+        ("T3", [_PART]),  # behind the answer
+        ("T3", [{"k": "answer", "uid": "raw1", "r": "failed", "told": "gave_up", "at": []}]),
+        ("T3", [{"k": "stream", "uid": "raw2", "mid": "9-0", "ticket": "T", "t": 9}]),
+        ("T4", [_CALL, *_ENDED]),
+        ("T5", _LIMITED),
+    ],
+)
+def test_what_is_wrong_while_it_runs_is_caught(rule: str, records: list[dict[str, object]]) -> None:
+    assert not _talk()
+    assert rule in _talk(*records)
 
 
 def _imported(source: str) -> set[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.plans import PLANS
+from tests.chaos.plans.handlers import while_it_runs
 from tests.chaos.plans.plan import Plan
 from tests.chaos.rig.clock import compiler
 from tests.chaos.runner import HEADER, run_seeds
@@ -23,6 +24,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.getoption
     is_long = option("seeds", 1) > 1 or option("seconds", 0.0) > 0
     plans = [plan for plan in PLANS if plan.brief or is_long]
+    if option("while_it_runs", False):
+        plans = [while_it_runs(plan) for plan in plans if not plan.load.talks]
     params = [
         pytest.param(plan, id=plan.name, marks=() if is_long or plan.name not in _NIGHTLY else pytest.mark.slow)
         for plan in plans

@@ -31,28 +31,25 @@ from usher.common.redis.client import Arg, CommandRefused, Link, ScriptMissing
 from usher.common.redis.endpoints import make_connection
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import SKIP, Acker
-from usher.consumer.execution.drain import Drain
 from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.incarnation import Orders
+from usher.consumer.incarnation import Drain, Orders
 from usher.consumer.isolation.process import ProcessSpec, Template
 from usher.consumer.isolation.worker import SuspectWorker
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.lifecycle.process_ending import ProcessEnding
-from usher.consumer.policy.acks import Linger
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.policy.quarantine import is_unseen
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import ChangeWatch, Report
 from usher.master.leader.elector import Elector, Lead
 from usher.master.leader.limits import LeaderLimits
-from usher.master.membership.registration import Membership
-from usher.master.membership.registry import read_registry
+from usher.master.membership.registry import Membership, read_registry
 from usher.master.recovery.repairs import Janitor
 
 #: Starts of a handler for one message.
@@ -133,14 +130,14 @@ class TroubledLink(Link):
 
     def knows(self, runner: ScriptRunner) -> None:
         """Read the digests of a runner's steps by their names."""
-        prepare = runner.prepared
+        digest_of = runner.digest
 
-        def prepared(name: str) -> tuple[str, str]:
-            text, digest = prepare(name)
-            self._steps[digest] = (name, text)
-            return text, digest
+        def digest(name: str) -> str:
+            made = digest_of(name)
+            self._steps[made] = (name, runner._text(name))
+            return made
 
-        runner.prepared = prepared  # type: ignore[method-assign]
+        runner.digest = digest  # type: ignore[method-assign]
 
     def arrive(self, other: Link) -> list[Any]:
         """What was late reaches Redis now, by another connection. Its replies; nobody else sees them."""
@@ -289,9 +286,7 @@ class ConsumerActor:
         self.reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), self.incarnation, 8, 1008, 512)
         self.lost: list[str] = []
         self.read_link = TroubledLink(url, f"test:{self.incarnation}:read")
-        self.acker = Acker(
-            self.link, self.steps, self.lanes, self.reporter, self.incarnation, Linger(0.0, 500), 1000, self.lost.append
-        )
+        self.acker = Acker(self.steps, self.lanes, self.reporter, (0.0, 500), 1000, self.lost.append)
         self.acker.policy = policy
         self.journal = Journal(journal, "", self.incarnation, registration.slots)
         self.executor = Executor(

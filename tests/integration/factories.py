@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import KeptBodies, LeaderScripts
-from usher.master.membership.registration import Membership
+from usher.master.membership.registry import Membership
 from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, HandOverReply, TargetPlan, TicketPlan
 
 LEASE_MS = 60_000
@@ -468,3 +468,9 @@ def spent(link: Link, what: Callable[[], object]) -> Counter[str]:
     before = commands(link)
     what()
     return commands(link) - before
+
+
+def bodies_of(records: Iterable[InboxRecord]) -> dict[bytes, list[bytes]]:
+    """The bodies of what was given last with its body."""
+    last = {one[0]: one[1:] for record in records for _, _, *entries in record.given for one in entries}
+    return {one: flat for one, flat in last.items() if flat}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from usher import Link, Message, RetryLater, handler
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import decode
+from usher.common.redis.replies import Order
+from usher.consumer.incarnation import Orders
 from usher.testing import Kit
 
 Make = Callable[..., Kit]
@@ -157,6 +160,23 @@ def test_an_interrupted_run_is_given_up_and_what_it_had_absorbed_runs_next(usher
     kit.run()
     assert runs == [[0, 1], [1, 2]]
     assert [letter.error for letter in kit.given_up] == ["GiveUp: interrupted"]
+
+
+def test_what_is_cleared_begins_no_more_while_redis_is_told(usher_kit: Make) -> None:
+    """Else it ran, and if it failed it was a letter nobody had asked for: `operator`."""
+    runs: list[list[int]] = []
+
+    def talk(message: Message) -> None:
+        steps = SimpleNamespace(charge=lambda _: runs.append(_numbers(message, *message.absorb())))
+        order = Order("clear", message.ticket, message.stream_id)
+        Orders(kit._executor, None, None, steps).obey(order)  # type: ignore[arg-type]
+        raise ValueError("all that ran comes again")
+
+    kit = usher_kit(handler(max_attempts=1)(talk))
+    _send(kit, range(3))
+    kit.run()
+    assert runs == [[0]]
+    assert [letter.reason for letter in kit.given_up] == ["attempts_exhausted", "cleared", "cleared"]
 
 
 def test_who_absorbs_from_another_thread_while_the_run_ends_loses_nothing(usher_kit: Make) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pytest
 
 from tests.integration.actors import ConsumerActor, Stage, Trouble
-from tests.integration.factories import FIELD, hand_over, plan, read
+from tests.integration.factories import FIELD, bodies_of, hand_over, plan, read
 from usher.common.base.errors import ReplyUnknown
 from usher.common.protocol.attempts import Attempts
-from usher.consumer.execution.inbox_reader import bodies_of
 from usher.consumer.handlers.message import Message
 from usher.master.leader.leader_scripts import LeaderScripts
 

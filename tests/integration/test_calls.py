@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.integration.factories import World, bury, fetch, hand_over, pairs, plan
-from usher import Message
+from usher import Link, Message, Producer
 from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.keys import LogKeys
+from usher.common.sending.calls import Answers
 from usher.consumer.lifecycle.owner_scripts import Letter
 from usher.testing import Kit
 
@@ -103,3 +106,53 @@ def test_callers_of_what_a_run_absorbed_get_its_result_also_of_what_it_absorbed_
     kit.run()
     told = kit.producer._link.call("XRANGE", f"{{ticket_stream}}:replies:{'0' * 32}", "-", "+")
     assert [pairs(fields)[b"json"] for _, fields in told] == [b'{"all":true}'] * 3
+
+
+@pytest.mark.parametrize(("early", "sizes"), [(1, [4, 4, 4]), (None, [1] * 12)])
+def test_what_a_run_answers_all_its_callers_is_bounded_by_bytes(
+    usher_kit: Callable[..., Kit], early: int | None, sizes: list[int]
+) -> None:
+    """Else one acknowledgement has up to 512 MiB. A result too large for all is each one's own, by a run of its own."""
+    runs: list[int] = []
+
+    def handle(message: Message) -> None:
+        taken = 1 + len(message.absorb(early))
+        message.result("x" * ((1 << 20) - 2))
+        runs.append(taken + len(message.absorb()))
+
+    kit = usher_kit(handle)
+    ids = [_asks(kit, "{ticket_stream}", call) for call in range(12)]
+    kit.run()
+    told = kit.producer._link.call("XRANGE", f"{{ticket_stream}}:replies:{'0' * 32}", "-", "+")
+    assert [len(pairs(fields)[b"json"]) for _, fields in told] == [1 << 20] * 12
+    assert (runs, kit.acknowledged) == (sizes, ids)
+
+
+@pytest.fixture
+def asking(usher_redis: str) -> Iterator[tuple[Link, Answers, bytes]]:
+    """A call that waits, and its reply stream."""
+    link, producer = Link(usher_redis, "test"), Producer(usher_redis)
+    answers = producer.stream("A", {}, 0.5)
+    yield link, answers, producer._calls[os.getpid()]._key
+    producer.close()
+    link.close()
+
+
+def test_who_takes_long_over_a_part_is_told_the_next_one_all_the_same(asking: tuple[Link, Answers, bytes]) -> None:
+    link, answers, key = asking
+    for number in range(3):
+        link.call("XADD", key, "*", "call", 1, "part", f"1 1 {number}", "json", number)
+    link.call("XADD", key, "*", "call", 1, "json", b'"end"')
+    assert [[part, time.sleep(0.7)][0] for part in answers] == [0, 1, 2]
+    assert answers.result == "end"
+
+
+def test_a_reply_stream_that_was_made_anew_with_lower_ids_is_read(asking: tuple[Link, Answers, bytes]) -> None:
+    """It has expired, or was deleted, and the clock of Redis was set back."""
+    link, answers, key = asking
+    link.call("XADD", key, "9999999999999-0", "call", 1, "part", "1 1 1", "json", 1)
+    assert next(answers) == 1
+    link.call("DEL", key)
+    link.call("XADD", key, "5-0", "call", 1, "json", 2)
+    assert not list(answers)
+    assert answers.result == 2

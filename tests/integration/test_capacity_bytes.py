@@ -76,7 +76,7 @@ def test_what_comes_with_the_inbox_counts(stage: Stage) -> None:
         most = max(most, held(consumer))
         runs = [consumer.start(), consumer.start()]
         consumer.read()
-        assert len(getattr(consumer.reader._state, "records", runs[:1])) == 1
+        assert len(consumer.reader._records or runs[:1]) == 1
         for run in filter(None, runs):
             run.succeed()
         consumer.flush()

@@ -22,6 +22,7 @@ from usher.consumer.execution.batch_pool import BatchCall, BatchCollector
 from usher.consumer.execution.outages import Outage, Wait
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import BatchOptions
+from usher.consumer.lifecycle.process_ending import ProcessEnding
 from usher.consumer.policy.outcome import Bury
 from usher.master.policy.board.tickets import Standing
 
@@ -50,6 +51,7 @@ class _Batches:
         self.consumer.read()
 
     def look(self) -> BatchCall | None:
+        self.consumer.flush()  # nothing starts again before its failure is noted
         lanes = self._gatherer.take(now_s())
         return BatchCall(self.consumer.executor, lanes, self._declared) if lanes is not None else None
 
@@ -211,7 +213,7 @@ def test_a_watchdog_ends_the_process_though_redis_refuses_the_charge(stage: Stag
     stage.link.call("SET", stage.keys.attempts, "x")
     said = list[str]()
     running = a.executor.running
-    Watchdog(a.link, a.steps, lambda: list(running.values()), lambda: True, a.journal, 1.0, 0, said.append).run_once()
+    Watchdog(running, ProcessEnding(a.steps, lambda: True, a.journal, 0, said.append), 1.0).run_once()
     assert said
 
 

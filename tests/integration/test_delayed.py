@@ -121,7 +121,7 @@ def test_a_time_of_1970_hides_nobody_who_is_late(world: World) -> None:
     delay(world, b"late", now_ms(world) - 100_000)
     delay(world, b"A", 0)
     leader.due_delayed(10)
-    assert StreamStatsReader(world.link, world.keys).read().late_s > 90.0
+    assert StreamStatsReader(world.link, world.keys).read()["late_s"] > 90.0
 
 
 def test_large_ones_are_put_in_order_and_sent_a_few_at_a_time(world: World) -> None:
@@ -268,8 +268,9 @@ def test_a_producer_sends_for_later_and_a_repeat_is_added_once(world: World) -> 
     assert producer.send("42", {"text": "hello"}, uid="order-7") == first, "nor now"
     assert sent(world) == []
     world.elect().due_delayed(10)
-    [row] = DelayedView(world.link, world.keys, "ticket_id").all()
-    assert row == (first, due_ms, "42", {"due_ms": str(due_ms), "ticket_id": "42", "text": "hello", "uid": "order-7"})
+    [row] = DelayedView(world.link, world.keys, "ticket_id").page(None, 9).rows
+    assert row[:3] == (first, due_ms, "42")
+    assert row.fields == [("text", "hello"), ("uid", "order-7")]
 
 
 def test_a_producer_refuses_what_is_no_time(world: World) -> None:

@@ -18,8 +18,8 @@ from tests.integration.test_delayed_service import _led, _running
 from tests.proxy import Proxy
 from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.redis.client import CommandRefused, Link
-from usher.master.operations.action_log import ActionLog, By, OperatorAction
-from usher.master.operations.delayed_messages import AT_ONCE, DelayedResult, DelayedView
+from usher.master.operations.action_log import ActionLog, By, OperatorAction, StepResult
+from usher.master.operations.delayed_messages import AT_ONCE, DelayedView
 
 _LATER = FUTURE + 1_000_000
 
@@ -29,7 +29,7 @@ def view(world: World, any_redis_url: str) -> DelayedView:
     return DelayedView(Link(any_redis_url, "test:view"), world.keys, "ticket_id")
 
 
-def _words(results: Iterator[DelayedResult]) -> list[str]:
+def _words(results: Iterator[StepResult]) -> list[str]:
     return [one.word for one in results]
 
 
@@ -185,7 +185,7 @@ def test_beside_the_sender_each_is_sent_once_and_what_is_told_is_true(
         for at in range(0, len(some), 10):
             ids = some[at : at + 10]
             done = own.drop(ids) if what == "drop" else own.move(ids, _LATER if what == "move" else None)
-            told.update({one.id: one.word for one in done})
+            told.update({one.id.decode(): one.word for one in done})
 
     with _running(any_redis_url, world, _led(leader)):
         until(lambda: left(world) < 990)  # some are too late

@@ -167,6 +167,7 @@ def test_redriven_and_given_up_again_it_waits_again(stage: Stage, letters: DeadL
     a.read()
     for _ in range(3):
         for _ in range(2):  # attempts begin anew
+            a.flush()
             run = a.start()
             assert run is not None
             assert run.message.stream_id == ids[0]

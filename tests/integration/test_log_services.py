@@ -12,7 +12,7 @@ from usher.master.leader.elector import Lead
 from usher.master.operations.trimming import Trimmer
 from usher.master.policy.trim import Retention
 from usher.master.settings import MasterSettings
-from usher.master.streamer.streamer import Pace, Streamer
+from usher.master.streamer.program import Pace, Streamer
 
 
 def _lead() -> Lead:

@@ -26,9 +26,10 @@ from usher.common.http.serve import Liveness
 from usher.common.protocol.registration import Registration
 from usher.common.runtime.service import Health
 from usher.master.assembly.facing import create_app
+from usher.master.dispatch.events import Report
 from usher.master.membership.health_url import parse_hosts
-from usher.master.membership.registration import NameInUse, RegistrationOver, RegistrationResult
-from usher.master.web.parts import AckReport, IncarnationFenced
+from usher.master.membership.registry import NameInUse, RegistrationOver, RegistrationResult
+from usher.master.web.parts import IncarnationFenced
 
 CHILD = "from tests.integration.test_master_api import child; child()"
 _TOKEN = "a token - ä"
@@ -70,7 +71,7 @@ class Desk:
     def window(self, incarnation: str) -> int | None:
         return 80 if incarnation == "c1:7" else None
 
-    def acknowledge(self, report: AckReport) -> list[list[str]]:
+    def acknowledge(self, report: Report) -> list[list[str]]:
         self._trouble(report.incarnation)
         if report.incarnation == "fenced:1":
             raise IncarnationFenced

@@ -14,11 +14,9 @@ from tests.doors import doorman
 from tests.fuzz import TOKEN, fuzz, fuzzed_master, told
 from tests.integration.test_master_api import Desk
 from usher.common.http.app import create_app as plain_app
-from usher.common.http.openapi import add_document, document
+from usher.common.http.openapi import document
 from usher.common.http.problem import answer
 from usher.common.observability.metrics import Metrics
-from usher.common.runtime.service import Health
-from usher.consumer.web import create_app as consumer_app
 from usher.master.assembly.facing import create_app
 from usher.master.membership.health_url import parse_hosts
 
@@ -51,12 +49,6 @@ def test_a_route_that_tells_nothing_is_found() -> None:
     app.add_url_rule("/api/silent", "silent", lambda: answer({}))
     with pytest.raises(TypeError, match="GET /api/silent does not say"):
         document(app, "x")
-
-
-def test_a_consumer_has_one_too() -> None:
-    app = consumer_app(doorman(), lambda: Health(()), dict, Metrics())
-    add_document(app, "a consumer")
-    validate(app.test_client().get("/api/openapi.json").get_json())
 
 
 @pytest.mark.timeout(300)

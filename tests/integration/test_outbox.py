@@ -23,7 +23,7 @@ from tests.rules import ROOT
 from usher.common.base.errors import SqlTrouble, StartRefused
 from usher.common.outbox.database import OutboxMisused, check_schema, migrate, open_engine
 from usher.common.outbox.log_consumer import LogConsumer
-from usher.common.outbox.sql_files import queries, schema
+from usher.common.outbox.rows import queries, schema
 from usher.common.outbox.store import OutboxStore
 from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
 from usher.common.sql.errors import is_autocommit

@@ -20,7 +20,7 @@ from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_
 from usher.common.redis.client import Link
 from usher.common.sql.alchemy import sa
 from usher.common.sql.errors import PassingCause, passing
-from usher.master.streamer.streamer import Pace
+from usher.master.streamer.program import Pace
 
 _WRITERS, _COMMITS, _TICKETS = 6, 60, 3
 

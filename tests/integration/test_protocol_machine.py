@@ -27,7 +27,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import pack_entry, pack_part, pack_parts, pairs, parse_record
 from usher.consumer.execution import executor
 from usher.master.dispatch.events import Report
-from usher.master.membership.registration import NameInUse
+from usher.master.membership.registry import NameInUse
 
 TICKETS = [b"T1", b"T2", b"T3"]
 NAMES = ["a", "b", "c"]
@@ -401,7 +401,7 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
         consumer = self._consumer(some)
         if consumer is not None:
             lived = self.ledger.lease(consumer.incarnation)
-            assert consumer.steps.renew(LEASE_MS).state == lived.decode()
+            assert consumer.steps.renew(LEASE_MS)[0] == lived.decode()
 
     def work(self, some: int) -> None:
         """All that a consumer can do now."""

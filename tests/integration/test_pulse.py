@@ -212,6 +212,9 @@ def test_ten_thousands_that_were_put_off_hide_neither_what_hangs_nor_what_is_pau
         1,
         "HANGS",
     )
+    for _ in range(2):  # slice by slice
+        look(pulse)
+    assert {one["state"]: one["tickets"] for one in pulse.last["groups"]}["paused"] == 1
     reader, found = StatusReader(world.link, world.keys), list[Any]()
     asked = spent(world.link, lambda: found.append(reader.find(TicketFilter(frozenset({"paused"})), "age", 9)))
     assert [row["ticket_id"] for row in found[0].rows] == ["HELD"]

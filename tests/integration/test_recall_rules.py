@@ -370,7 +370,7 @@ def test_w4_what_ended_before_it_is_acknowledged_for_certain_before_the_ticket_l
 @rule(
     mutant(
         "a drain gives back at once what waits",
-        CodeEdit("usher.consumer.execution.drain:Drain._give_back", "*of_it", "*of_it[:2]"),
+        CodeEdit("usher.consumer.incarnation:Drain._give_back", "*of_it", "*of_it[:2]"),
     )
 )
 def test_w6_a_drain_gives_back_what_waits_here_with_its_time(stage: Stage) -> None:

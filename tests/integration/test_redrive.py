@@ -15,7 +15,8 @@ from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import pairs
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.operations.dead_letters import DeadLetters, LetterResult
+from usher.master.operations.action_log import StepResult
+from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.letters import LetterFilter, Preview
 
 T = b"T"
@@ -147,7 +148,7 @@ def test_a_redriven_ticket_goes_on_with_that_very_message_and_with_no_later_one(
 ) -> None:
     leader, a, ids, fence = _halted(world)
     [letter_id] = world.letter_ids()
-    assert letters.redrive([letter_id]) == [LetterResult(letter_id, "resumed")]
+    assert letters.redrive([letter_id]) == [StepResult(letter_id, "resumed")]
     assert letters.leader_url == "http://one"
     assert world.pending() == {b"master": ids}
     assert world.state().index == {T: b"returned " + fence + b" 1-1 2-1 3-1"}

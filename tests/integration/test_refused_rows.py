@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from tests.commands import usher
 from tests.outboxes import STREAM, Hand, Outbox, uids
-from usher.common.outbox.sql_files import queries
+from usher.common.outbox.rows import queries
 from usher.common.outbox.writer import LogRecord
 from usher.common.redis.client import Link
-from usher.master.streamer.streamer import Pace
+from usher.master.streamer.program import Pace
 
 _HALTS = Pace(poll_s=0.01, halts=True)
 _LARGE = 17 * 2**20

@@ -1,4 +1,4 @@
-"""register.lua, next_generation.lua and master/membership/registration.py: a name belongs to one living incarnation at
+"""register.lua, next_generation.lua and master/membership/registry.py: a name belongs to one living incarnation at
 a time."""
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.status import StatusReader
-from usher.master.membership.registration import Membership, NameInUse, RegistrationOver
-from usher.master.membership.registry import read_registry
+from usher.master.membership.registry import Membership, NameInUse, RegistrationOver, read_registry
 
 
 def _lock(moment: int = 1) -> str:
@@ -254,7 +253,7 @@ def test_the_same_lock_later_proves_that_the_predecessor_is_dead(world: World) -
     ids = world.owned(leader, dead, b"T")
     successor = world.join("a", lock=_lock(2))
     assert world.lease(dead) is None
-    assert dead.steps.renew(LEASE_MS).state == ""
+    assert dead.steps.renew(LEASE_MS)[0] == ""
     assert [found.id for found in leader.take_back(dead.incarnation, 10).found] == ids
     assert successor.registration.generation > dead.registration.generation
 

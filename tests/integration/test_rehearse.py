@@ -199,12 +199,16 @@ def test_async_and_batch_handlers_are_called_as_a_consumer_calls_them(
 
 def test_all_of_a_ticket_in_order_with_what_became_of_it(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     leader, a = world.elect(), world.join("a")
-    for entry_id, outcomes in ((b"1-1", ()), (b"2-1", ("failed",)), (b"3-1", None)):
+    for entry_id, outcomes, into in (
+        (b"1-1", (), b""),
+        (b"2-1", ("failed",), b""),
+        (b"3-1", None, b""),
+        (b"3-2", (), b"1-1"),
+    ):
         [sent] = world.owned(leader, a, b"T", entry_id)
         if outcomes is not None:
-            world.link.call(
-                "XADD", world.keys.runs, "*", "batch", encode("a:1", [Finished(b"T", sent, 77, 1, 1, 2)], outcomes)
-            )
+            ran = encode("a:1", [Finished(b"T", sent, 77, 1, 1, 2)], outcomes, into={sent: into} if into else {})
+            world.link.call("XADD", world.keys.runs, "*", "batch", ran)
         a.steps.ack([sent])
     (letter,) = buried(world, b"T", by=(leader, a))
     world.owned(leader, a, b"T", b"100-1")
@@ -216,10 +220,12 @@ def test_all_of_a_ticket_in_order_with_what_became_of_it(world: World, capfd: py
     told = capfd.readouterr()
     found = json.loads(told.out)
     before = [(one["message_id"].partition("-")[0], one["before"]["state"]) for one in found["rehearsals"]]
+    assert (found["merged"], found["rehearsals"][3]["before"]["told"]) == (1, "done, merged into the run of 1-1")
     assert before == [
         ("1", "done"),
         ("2", "ended"),
         ("3", "unknown"),
+        ("3", "done"),
         ("4", "dead_letter"),
         ("100", "in_processing"),
         ("200", "waiting"),
@@ -227,9 +233,9 @@ def test_all_of_a_ticket_in_order_with_what_became_of_it(world: World, capfd: py
     record = world.record(b"T")
     assert record is not None
     fences = [int(line.split()[3]) for line in told.err.splitlines()]
-    assert (fences[0], fences[2], fences[4], fences[5]) == (77, 0, record.fence, 0)
-    assert [line.split()[4:] for line in told.err.splitlines()][4] == ["3", "ticket_stream", "True", "True"]
-    assert found["rehearsals"][3]["before"] | {"state": ""} == {
+    assert (fences[0], fences[2], fences[5], fences[6]) == (77, 0, record.fence, 0)
+    assert [line.split()[4:] for line in told.err.splitlines()][5] == ["3", "ticket_stream", "True", "True"]
+    assert found["rehearsals"][4]["before"] | {"state": ""} == {
         "state": "", "told": "gave up: KeyError: 'amount'", "reason": "gave_up", "error": "KeyError: 'amount'",
     }  # fmt: skip
     _, newest = document(capfd, "shop:mended", "--ticket", "T", "--last", "3")

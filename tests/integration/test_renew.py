@@ -11,7 +11,6 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow
 from usher.consumer.handlers.message import OwnLease
 from usher.consumer.lifecycle.heartbeat import Heartbeat
-from usher.consumer.lifecycle.owner_scripts import Renewal
 
 
 def _idle_ms(world: World) -> dict[bytes, int]:
@@ -21,8 +20,8 @@ def _idle_ms(world: World) -> dict[bytes, int]:
 _PLAINLY = pytest.mark.parametrize("plainly", [False, True], ids=["touching", "plainly"])
 
 
-def _renew(owner: Owner, lease_ms: int, plainly: bool) -> Renewal:
-    return owner.steps.extend(lease_ms, LEASE_MS) if plainly else owner.steps.renew(lease_ms)
+def _renew(owner: Owner, lease_ms: int, plainly: bool) -> str:
+    return owner.steps.extend(lease_ms, LEASE_MS) if plainly else owner.steps.renew(lease_ms)[0]
 
 
 @_PLAINLY
@@ -30,7 +29,7 @@ def test_the_lease_is_extended_and_keeps_its_state(world: World, plainly: bool) 
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     b.steps.drain(LEASE_MS)
     for owner, state in ((a, "live"), (b, "draining")):
-        assert _renew(owner, 2 * LEASE_MS, plainly) == Renewal(state, 0)
+        assert _renew(owner, 2 * LEASE_MS, plainly) == state
         assert world.lease(owner) == state.encode()
         assert LEASE_MS < world.link.call("PTTL", world.keys.lease(owner.incarnation)) <= 2 * LEASE_MS
     assert leader.epoch
@@ -43,7 +42,7 @@ def test_a_lease_that_has_ended_is_not_brought_back_and_nothing_is_touched(world
     world.make_idle(a.incarnation, 100_000, entry_id)
     world.end_lease(a)
     with world.unchanged():
-        assert _renew(a, LEASE_MS, plainly) == Renewal("", 0)
+        assert _renew(a, LEASE_MS, plainly) == ""
     assert _idle_ms(world)[entry_id] >= 100_000
 
 
@@ -52,7 +51,7 @@ def test_whatever_is_pending_is_touched_and_that_counts_as_no_delivery(world: Wo
     old, young = world.owned(leader, a, b"T", b"1-1", b"2-1")
     world.make_idle(a.incarnation, LEASE_MS // 3, old)
     world.make_idle(a.incarnation, 6000, young)
-    assert a.steps.renew(LEASE_MS) == Renewal("live", 2)
+    assert a.steps.renew(LEASE_MS) == ("live", 2, b"")
     assert max(_idle_ms(world).values()) < 5000
     assert world.deliveries() == {old: 1, young: 1}
 
@@ -75,7 +74,7 @@ def test_what_others_have_is_not_touched(world: World) -> None:
     theirs, parked = world.owned(leader, b, b"U"), world.parked(leader, b"V")
     world.make_idle(b.incarnation, 100_000, *theirs)
     world.make_idle(b"master", 100_000, *parked)
-    assert a.steps.renew(LEASE_MS) == Renewal("live", 0)
+    assert a.steps.renew(LEASE_MS) == ("live", 0, b"")
     assert min(_idle_ms(world).values()) >= 100_000
 
 
@@ -102,14 +101,14 @@ def test_ids_whose_order_differs_as_text_are_all_touched(world: World) -> None:
     ]
     world.owned(leader, a, b"T", *ids)
     world.make_idle(a.incarnation, LEASE_MS, *ids)
-    first = a.steps.renew(LEASE_MS)
-    assert first.touched + a.steps.renew(LEASE_MS, first.following).touched == len(ids)
+    _, touched, following = a.steps.renew(LEASE_MS)
+    assert touched + a.steps.renew(LEASE_MS, following)[1] == len(ids)
 
 
 def test_without_a_group_the_lease_is_extended_all_the_same(world: World) -> None:
     a = world.join("a")
     world.link.call("DEL", world.keys.stream)
-    assert a.steps.renew(2 * LEASE_MS) == Renewal("live", 0)
+    assert a.steps.renew(2 * LEASE_MS) == ("live", 0, b"")
     assert world.link.call("PTTL", world.keys.lease(a.incarnation)) > LEASE_MS
     world.make_group()
 
@@ -121,7 +120,7 @@ def test_an_entry_whose_body_is_gone_is_still_the_owners_to_end(world: World) ->
     world.make_idle(a.incarnation, LEASE_MS, first, second)
     world.delete(first)
     index = world.state().index
-    assert a.steps.renew(LEASE_MS).state == "live"
+    assert a.steps.renew(LEASE_MS)[0] == "live"
     assert world.pending() == {a.name: [second] if world.claiming_drops_the_bodiless else [first, second]}
     assert world.state().index == index
     a.steps.ack([first])
@@ -133,7 +132,7 @@ def test_one_of_three_renewals_touches_and_the_first_does(world: World, monkeypa
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, b"T")
     lost = list[str]()
-    heart = Heartbeat(world.link, a.steps, OwnLease(LEASE_MS / 1000, now_s()), lambda: True, lost.append)
+    heart = Heartbeat(a.steps, OwnLease(LEASE_MS / 1000, now_s()), lambda: True, lost.append)
     touching = {"evalsha": 1, "getex": 1, "xpending": 1, "xclaim": 1}
     asked = [spent(world.link, heart.run_once) for _ in range(4)]
     assert asked == [touching, {"getex": 1}, {"getex": 1}, touching]

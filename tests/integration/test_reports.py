@@ -12,9 +12,9 @@ import pytest
 
 from tests.integration.actors import MasterActor, Stage
 from usher.common.redis.client import Link
-from usher.master.dispatch.events import ChangeWatch
+from usher.master.dispatch.events import ChangeWatch, Report
 from usher.master.web import parts as desk_module
-from usher.master.web.parts import AckReport, Desk, IncarnationFenced, NotLeader
+from usher.master.web.parts import Desk, IncarnationFenced, NotLeader
 
 T = b"T"
 
@@ -36,7 +36,7 @@ def _desk(m: MasterActor) -> Desk:
     return Desk(unused, unused, m.dispatcher, m.lead, (), 1, lambda: None, unused)
 
 
-def _waits(m: MasterActor, pool: ThreadPoolExecutor, report: AckReport) -> Future[list[list[str]]]:
+def _waits(m: MasterActor, pool: ThreadPoolExecutor, report: Report) -> Future[list[list[str]]]:
     """It was posted, and who posted it waits."""
     posted = threading.Event()
     post = m.dispatcher.post
@@ -58,7 +58,7 @@ def test_nobody_waits_who_wants_no_answers_and_the_next_turn_frees(stage: Stage)
     m, a = stage.leader(), stage.consumer("a")
     ids = stage.send(T)
     m.settle()
-    assert _desk(m).acknowledge(AckReport(a.incarnation, [(T, ids)], wants_answers=False)) == []
+    assert _desk(m).acknowledge(Report(a.incarnation, [(T, ids)], wants_answers=False)) == []
     assert m.board.in_flight == 1, "only the dispatcher's thread touches the board"
     m.turn()
     assert m.board.in_flight == 0
@@ -68,7 +68,7 @@ def test_who_wants_answers_waits_for_them(stage: Stage, pool: ThreadPoolExecutor
     m, a = stage.leader(), stage.consumer("a")
     ids = stage.send(T)
     m.settle()
-    told = _waits(m, pool, AckReport(a.incarnation, [(T, [*ids, *ids, b"9-9"]), (b"U", [b"1-1"])]))
+    told = _waits(m, pool, Report(a.incarnation, [(T, [*ids, *ids, b"9-9"]), (b"U", [b"1-1"])]))
     m.turn()
     assert told.result(5) == [["ok", "gone", "gone"], ["gone"]]
 
@@ -81,11 +81,11 @@ def test_an_incarnation_that_is_not_known_is_fenced_by_the_dispatcher_alone(
     m = stage.leader()
     m.settle()
     a = stage.consumer("a")
-    told = _waits(m, pool, AckReport(a.incarnation, [(T, [b"1-1"])], wants_answers))
+    told = _waits(m, pool, Report(a.incarnation, [(T, [b"1-1"])], wants_answers))
     m.settle()
     with pytest.raises(IncarnationFenced):
         told.result(5)
-    told = _waits(m, pool, AckReport("b:1", [(T, [b"1-1"])], wants_answers))
+    told = _waits(m, pool, Report("b:1", [(T, [b"1-1"])], wants_answers))
     m.turn()
     with pytest.raises(IncarnationFenced):
         told.result(5)
@@ -98,7 +98,7 @@ def test_a_dispatcher_that_does_not_keep_up_is_waited_for(
     monkeypatch.setattr(desk_module, "_MOST_UNREAD", 3)
     m, a = stage.leader(), stage.consumer("a")
     m.settle()
-    report = AckReport(a.incarnation, [(T, [b"1-1"])], wants_answers=False)
+    report = Report(a.incarnation, [(T, [b"1-1"])], wants_answers=False)
     assert [_desk(m).acknowledge(report) for _ in range(2)] == [[], []]
     told = _waits(m, pool, report)
     m.turn()
@@ -112,7 +112,7 @@ def test_a_standby_says_so(stage: Stage, wants_answers: bool) -> None:
     assert m.lead.epoch is not None
     m.lead.lost(m.lead.epoch)
     with pytest.raises(NotLeader):
-        _desk(m).acknowledge(AckReport("a:1", [(T, [b"1-1"])], wants_answers))
+        _desk(m).acknowledge(Report("a:1", [(T, [b"1-1"])], wants_answers))
 
 
 def test_a_report_through_redis_frees_too_and_what_is_none_stops_nothing(stage: Stage) -> None:

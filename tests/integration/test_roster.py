@@ -18,8 +18,7 @@ from usher.master.assembly.leader_services import LeaderServices
 from usher.master.dispatch.events import ChangedElsewhere, ChangeWatch
 from usher.master.leader.elector import Lead
 from usher.master.membership import registry as roster
-from usher.master.membership.registration import Membership
-from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer, clamp_leases
+from usher.master.membership.registry import ConsumerRegistry, Membership, RegisteredConsumer, clamp_leases
 from usher.master.settings import MasterSettings
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.proxy import Proxy
 from tests.topologies import until
+from usher.common.cli.send import Sender, SendingStopped
 from usher.common.redis.client import Link
-from usher.common.sending.pipelined import Sender, SendingStopped
 from usher.common.sending.producer import Outgoing
 from usher.common.sending.workload import incidents
 

@@ -143,17 +143,6 @@ def test_autocommit_is_refused(engine: sa.Engine, sink: SqlSink) -> None:
     careless.engine.dispose()
 
 
-def test_an_sqlalchemy_that_does_not_count_is_refused(
-    engine: sa.Engine, sink: SqlSink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each message was taken for a repeat, and acknowledged without its effect."""
-    monkeypatch.setattr(sa.CursorResult, "rowcount", -1)  # as before 2.0.28
-    with pytest.raises(SinkMisused, match=r"2\.0\.28 or later is needed.*\[sql\]"):
-        sink.exactly_once(add)(Mark("T", "a", 1))
-    monkeypatch.undo()
-    assert (accounts(engine), rows(engine, "usher_fences"), rows(engine, "usher_uids")) == ({}, 0, 0)
-
-
 def test_missing_tables_are_named_with_the_way_out(engine: sa.Engine) -> None:
     with (
         pytest.raises(SinkMisused, match=r"usher_fences.*create_tables\(\)"),
@@ -206,41 +195,6 @@ def test_what_is_old_is_removed_and_what_is_young_is_not(engine: sa.Engine, sink
     assert (rows(engine, "usher_uids"), rows(engine, "usher_fences")) == (26, 2)
     handle(Mark("T0", "u0", 1))  # what is not known any more is handled again
     assert accounts(engine) == {"T0": 11, "T1": 10, "T2": 10}
-
-
-def test_at_most_so_many_are_kept_the_youngest(engine: sa.Engine, sink: SqlSink) -> None:
-    handle = sink.exactly_once(add)
-    for number in range(10):
-        handle(Mark("T", f"u{number}", 1))
-    with engine.begin() as connection:
-        for number in range(10):
-            connection.execute(
-                sa.text("UPDATE usher_uids SET at_s = at_s - :age WHERE uid = :uid"),
-                {"age": 100 - number, "uid": f"u{number}"},
-            )
-    assert SqlSink(engine, keep_most=4).prune() == 6
-    with engine.connect() as connection:
-        assert sorted(connection.scalars(sa.text("SELECT uid FROM usher_uids"))) == ["u6", "u7", "u8", "u9"]
-
-
-def test_the_uid_of_a_moment_ago_is_kept_though_the_databases_clock_went_back(engine: sa.Engine) -> None:
-    """A failover to a server whose clock is behind: what was stored last looks like the oldest of all."""
-    few = SqlSink(engine, keep_most=3)
-    few.create_tables()
-    handle = few.exactly_once(add)
-    for number in range(8):
-        handle(Mark("T", f"before-{number}", 1))
-    ahead = sa.text("UPDATE usher_uids SET at_s = at_s + :seconds WHERE uid LIKE 'before-%'")
-    with engine.begin() as connection:
-        connection.execute(ahead, {"seconds": 60})
-    for number in range(3):
-        handle(Mark("T", f"after-{number}", 1))
-        assert few.prune() == 0
-        handle(Mark("T", f"after-{number}", 1))
-    assert accounts(engine) == {"T": 11}
-    with engine.begin() as connection:
-        connection.execute(ahead, {"seconds": -120})  # the clock has caught up
-    assert few.prune() == 8
 
 
 def test_removing_happens_by_itself(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:

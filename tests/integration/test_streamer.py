@@ -21,16 +21,14 @@ from tests.outboxes import STREAM, Hand, Outbox, entries, made_outbox, uids, unt
 from tests.proxy import Proxy
 from tests.valkey import durable_server
 from usher.common.base.errors import NotNow, ReplyUnknown, SqlTrouble, StartRefused
-from usher.common.outbox.rows import FIELDS
-from usher.common.outbox.sql_files import queries
+from usher.common.outbox.rows import FIELDS, queries
 from usher.common.outbox.writer import LogRecord, write_to_outbox
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, find_redis_server
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.settings import StreamerSettings
-from usher.master.streamer import streamer
-from usher.master.streamer.program import StreamerProgram
-from usher.master.streamer.streamer import Pace
+from usher.master.streamer import program as streamer
+from usher.master.streamer.program import Pace, StreamerProgram
 
 
 def test_rows_become_messages_in_order_and_go(outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:

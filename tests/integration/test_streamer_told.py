@@ -17,8 +17,7 @@ from usher.common.redis.client import Link
 from usher.common.runtime.settings import load
 from usher.master.leader.elector import Elector
 from usher.master.settings import StreamerSettings
-from usher.master.streamer.program import StreamerProgram, streamer_metrics
-from usher.master.streamer.streamer import Pace
+from usher.master.streamer.program import Pace, StreamerProgram, streamer_metrics
 
 _LONG_S = 1000.0
 

@@ -21,10 +21,8 @@ from usher.common.outbox.writer import LogRecord
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.master.settings import StreamerSettings
-from usher.master.streamer import program as streamer_wiring
-from usher.master.streamer import streamer
-from usher.master.streamer.program import StreamerProgram
-from usher.master.streamer.streamer import Pace
+from usher.master.streamer import program as streamer
+from usher.master.streamer.program import Pace, StreamerProgram
 
 # ---- Redis loses what it has answered ----
 
@@ -186,7 +184,7 @@ def test_a_database_that_does_not_answer_one_streamer_is_asked_by_its_standby_or
 ) -> None:
     """Its server process is stopped: the kernel still acknowledges what is sent to it. Without a standby the streamer
     ends, for its supervisor to start it again."""
-    monkeypatch.setattr(streamer_wiring, "_PATIENCE_S", 600.0 if standby else 1.0)
+    monkeypatch.setattr(streamer, "_PATIENCE_S", 600.0 if standby else 1.0)
     programs = [_program(postgres_outbox.url, redis_url)]
     with programs[0].streamer._outbox._single.connect() as of_its_pool:
         stopped = of_its_pool.scalar(sa.text("SELECT pg_backend_pid()"))

@@ -19,13 +19,12 @@ from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.async_pool import LaneWorker
-from usher.consumer.execution.drain import Drain
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.incarnation import Drain
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
-from usher.consumer.policy.acks import Linger
 
 _NEVER_S = 3600.0
 _PATIENCE_S = 20.0
@@ -40,7 +39,7 @@ def _acker(world: World, lanes: Lanes, enough: int = 500, was_quiet: bool = Fals
     link = Link(world.link.url, "test:ack")
     steps = OwnerScripts(ScriptRunner(link), world.keys, owner.registration)
     reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 8, 1008, 512)
-    acker = Acker(link, steps, lanes, reporter, owner.incarnation, Linger(_NEVER_S, enough), 0, lambda why: None)
+    acker = Acker(steps, lanes, reporter, (_NEVER_S, enough), 0, lambda why: None)
     acker._flushed_s = -math.inf if was_quiet else now_s()
     acker.start()
     try:
@@ -156,7 +155,7 @@ def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:
         a.acker.start()
         run.succeed()
         until(lambda: a.acker._lingering)
-        assert drain.run(_PATIENCE_S, lambda: None).clean
+        assert drain.run(_PATIENCE_S, lambda: None)
         link.close()
         a.acker.stop()
         assert a.acker.join(_PATIENCE_S)

@@ -19,8 +19,9 @@ from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.owner_words import RETURNED, is_waiting
 from usher.common.redis.client import Link
+from usher.common.redis.replies import Order
 from usher.consumer.policy.outcome import RetryPolicy, TicketPace
-from usher.consumer.program import describe_ticket
+from usher.consumer.web import describe_ticket
 from usher.master.insight.explainer import Explainer
 from usher.master.membership.consumer_http import read_answer
 from usher.master.operations.action_log import By
@@ -127,11 +128,14 @@ def waiting(stage: Stage, leader: MasterActor, actor: ConsumerActor, after_s: fl
 
 
 def test_what_is_asked_twice_is_done_once(stage: Stage, leader: MasterActor, desk: Desk) -> None:
-    """As after a lost reply."""
+    """As after a lost reply; 3,000 a second of an impatient producer stopped all hand-overs of that consumer."""
     a = consumer(stage, leader, desk)
+    obeyed, obey = list[Order](), a.reader.on_order
+    a.reader.on_order = lambda order: (obeyed.append(order), obey(order))[1]
     waiting(stage, leader, a)
     assert [desk.give(RETRY).outcome for _ in range(2)] == ["asked", "asked"]
     a.read()
+    assert len(obeyed) == 1
     run = started(a)
     a.read()
     assert a.start() is None, "one of a ticket at a time"
@@ -303,6 +307,7 @@ def test_a_backoff_is_cut_short_too(stage: Stage, leader: MasterActor, desk: Des
     leader.settle()
     a.read()
     started(a).fail(ValueError("x"))
+    a.flush()
     due_s = a.lanes.next_due_s()
     assert due_s is not None
     assert due_s > now_s()

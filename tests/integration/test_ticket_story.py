@@ -43,11 +43,11 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(
     log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 2, 8_000_000, 8_500_000))
     log(world, "b:1", Execution(T, b"6000-1", 9000 * 1024, 1, 9_100_000, 0), outcomes=("crashed",))
     told = story.timeline(T.decode())
-    assert [(one["event"], one["ms"]) for one in told.events] == [
+    assert [(one["event"], one["ms"]) for one in told["events"]] == [
         ("ran", 9100), ("handed", 9000), ("ran", 8500), ("ran", 7200), ("handed", 7000), ("sent", 6000), ("sent", 5000),
     ]  # fmt: skip
-    assert told.back is None
-    crashed, _, done, failed = told.events[:4]
+    assert told["back"] is None
+    crashed, _, done, failed = told["events"][:4]
     assert (crashed["outcome"], crashed["took_ms"]) == ("crashed", None)
     assert (done["took_ms"], failed["outcome"]) == (500, "failed")
     assert [(one["ticket_id"], one["took_ms"]) for one in story.finished("", "")[0]] == [
@@ -56,21 +56,21 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(
     ]
     assert [one["ticket_id"] for one in story.finished("U", "")[0]] == ["U"] and not story.finished("", "m:other")[0]
     world.give_up(a, T, "skip")
-    assert story.timeline(T.decode()).events[0]["event"] == "dead_letter"
+    assert story.timeline(T.decode())["events"][0]["event"] == "dead_letter"
     for odd in (("x", "usher-attempts", "1"), ("7-1", "usher-history", '["c",1,"x","y","z","failed",3]')):  # by hand
         world.link.call("XADD", world.keys.dead, "*", "usher-ticket", T, "usher-id", *odd)
-    assert [one["event"] for one in story.timeline(T.decode()).events].count("dead_letter") == 3
+    assert [one["event"] for one in story.timeline(T.decode())["events"]].count("dead_letter") == 3
 
 
 def test_who_has_the_ticket_now_is_told_before_anything_has_ended(world: World, story: TicketHistory) -> None:
     world.send(T, b"5000-1")
     held = ("a:1", 7000 * 1024)
-    assert [(one["event"], one["ms"]) for one in story.timeline(T.decode(), held=held).events] == [
+    assert [(one["event"], one["ms"]) for one in story.timeline(T.decode(), held=held)["events"]] == [
         ("handed", 7000),
         ("sent", 5000),
     ]
     log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000))
-    assert [one["event"] for one in story.timeline(T.decode(), held=held).events] == ["ran", "handed", "sent"]
+    assert [one["event"] for one in story.timeline(T.decode(), held=held)["events"]] == ["ran", "handed", "sent"]
 
 
 def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(
@@ -82,8 +82,8 @@ def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(
     [old] = world.send(T, b"5-1")
     world.send_many([b"U"] * 5)
     first = story.timeline(T.decode(), None, [old.decode()])
-    assert [one["message_id"] for one in first.events] == ["5-1"]
-    assert story.timeline(T.decode(), first.back, [old.decode()]).events == []
+    assert [one["message_id"] for one in first["events"]] == ["5-1"]
+    assert story.timeline(T.decode(), first["back"], [old.decode()])["events"] == []
 
 
 def test_a_long_story_comes_in_pieces_that_are_all_of_it(
@@ -99,8 +99,8 @@ def test_a_long_story_comes_in_pieces_that_are_all_of_it(
     found, back, pieces = [], None, 0
     while True:
         told = story.timeline(T.decode(), back)
-        found += told.events
-        pieces, back = pieces + 1, told.back
+        found += told["events"]
+        pieces, back = pieces + 1, told["back"]
         if back is None:
             break
     assert pieces == 3

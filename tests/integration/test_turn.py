@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, World, hand_over, plan, plans, read
+from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, World, bodies_of, hand_over, plan, plans, read
 from tests.integration.memory import full_memory
 from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown
 from usher.common.redis.client import Link
 from usher.common.redis.replies import HandOver
 from usher.common.redis.scripts import ScriptRunner
-from usher.consumer.execution.inbox_reader import bodies_of
 from usher.consumer.lifecycle.owner_scripts import GiveBack
 from usher.master.leader import leader_scripts
 from usher.master.leader.entries import NewEntries

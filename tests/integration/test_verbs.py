@@ -16,8 +16,7 @@ from tests.integration.factories import World
 from tests.integration.test_page_lists import confirmed
 from usher.common.http.openapi import document
 from usher.master.cli.verbs import shelf_command
-from usher.master.operations.action_log import ActionLog
-from usher.master.operations.dead_letters import LetterResult
+from usher.master.operations.action_log import ActionLog, StepResult
 from usher.master.verbs.verbs import LETTERS, VERBS, Args, Tools
 
 
@@ -25,7 +24,7 @@ def add() -> None:
     @LETTERS.verb("touch", "Touch")
     def touch(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
         """Touch dead letters, and leave them."""
-        return (LetterResult(item.id, "done") for item in items)
+        return (StepResult(item.id, "done") for item in items)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from usher.common.protocol.attempts import Attempts
 from usher.consumer.execution.batch_pool import BatchCall, BatchCollector
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import BatchOptions
+from usher.consumer.lifecycle.process_ending import ProcessEnding
 
 _BATCH = BatchOptions(10, 0.0, 2)
 
@@ -37,17 +38,8 @@ class BatchProcess(Process):
         for message in call.messages:
             message.deadline = 0.0
         actor, said = self.now, list[str]()
-        running, limit_s, run_log_length = actor.executor.running, 1.0, 0
-        watch = (
-            actor.link,
-            actor.steps,
-            lambda: list(running.values()),
-            lambda: True,
-            actor.journal,
-            limit_s,
-            run_log_length,
-        )
-        Watchdog(*watch, said.append).run_once()
+        ending = ProcessEnding(actor.steps, lambda: True, actor.journal, 0, said.append)
+        Watchdog(actor.executor.running, ending, 1.0).run_once()
         assert said == [f"{len(call.messages)} handler(s) ran past USHER_HANDLER_SECONDS"]
         self.crash()
 

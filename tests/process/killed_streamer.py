@@ -18,8 +18,7 @@ from usher.common.outbox.store import OutboxStore
 from usher.common.redis.client import Link
 from usher.master.settings import StreamerSettings
 from usher.master.streamer.cli import run
-from usher.master.streamer.program import StreamerProgram
-from usher.master.streamer.streamer import Pace, Streamer
+from usher.master.streamer.program import Pace, Streamer, StreamerProgram
 
 #: Point -> (class, method, kill before or after it, which call of it).
 POINTS: dict[str, tuple[type, str, str, int]] = {

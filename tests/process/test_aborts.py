@@ -19,7 +19,7 @@ from usher.common.runtime.memory import oom_kills
 pytestmark = pytest.mark.process
 
 _ATTEMPTS, _MESSAGES, _TICKETS = 3, 1000, 40
-_HANDLERS = '''
+_HANDLERS = """
 import logging
 import os
 import resource
@@ -29,11 +29,7 @@ from usher.deploy.demo.handlers import record
 log = logging.getLogger(__name__)
 
 
-def started(message):
-    """Write the start down as the recording handler does; there is no end."""
-    from usher.deploy.demo.handlers import _Setup
-    file, _ = _Setup.get()
-    file.started(message)
+from usher.deploy.demo.handlers import started
 
 
 def handle(message):
@@ -45,7 +41,7 @@ def handle(message):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.abort()
     record(message)
-'''
+"""
 FILES = {"ending.py": _HANDLERS}
 
 

@@ -150,7 +150,7 @@ _LEADS = (
                 ),
             ],
         ),
-        ("streamer", ["master/streamer/streamer.py", "master/streamer/program.py", "master/leader/elector.py"]),
+        ("streamer", ["master/streamer/program.py", "master/leader/elector.py"]),
         ("sender", ["common/sending/producer.py"]),
         ("reader", ["common/outbox/*.py"]),
     ],

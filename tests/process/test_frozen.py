@@ -53,13 +53,9 @@ def handle_batch(messages):
     for message in messages:
         handle(message)
 """
-_STARTED = '''
-def started(message):
-    """Write the start down as the recording handler does; there is no end."""
-    from usher.deploy.demo.handlers import _Setup
-    file, _ = _Setup.get()
-    file.started(message)
-'''
+_STARTED = """
+from usher.deploy.demo.handlers import started
+"""
 #: Python imports it at its start.
 _FREEZER = """
 import ctypes

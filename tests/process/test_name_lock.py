@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from pathlib import Path
 from usher.common.runtime.name_lock import NameLock
 
 lock = NameLock(Path(sys.argv[1]), "c1")
-print(lock.acquire() or lock.begin_anew(), flush=True)
+print(lock.acquire(), flush=True)
 if sys.argv[2] == "forks":
     pid = os.fork()
     if pid:
@@ -159,57 +158,6 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "victim").exists()
 
 
-# ---- what children of a dead holder keep ----
-
-
-def test_while_its_holder_lives_a_lock_is_not_begun_anew(tmp_path: Path) -> None:
-    with _holder(tmp_path) as (holder, _):
-        for signal_number in (signal.SIGCONT, signal.SIGSTOP):
-            holder.send_signal(signal_number)
-            lock = NameLock(tmp_path, "c1")
-            assert lock.acquire() is None
-            assert lock.begin_anew() is None
-
-
-def test_a_lock_that_only_children_of_a_dead_holder_have_is_begun_anew_and_proves_nothing_about_that_holder(
-    tmp_path: Path,
-) -> None:
-    with _holder(tmp_path, "forks") as (holder, its_evidence):
-        child = _its_child(holder)
-        try:
-            holder.kill()
-            holder.wait()
-            with _holder(tmp_path, "begins anew") as (successor, evidence):
-                assert not held_later(evidence, its_evidence), "the child may be at its work"
-                assert NameLock(tmp_path, "c1").acquire() is None
-                assert NameLock(tmp_path, "c1").begin_anew() is None
-                successor.kill()
-                successor.wait()
-                next_evidence = NameLock(tmp_path, "c1").acquire()
-                assert next_evidence is not None
-                assert held_later(next_evidence, evidence), (
-                    "who comes after that one need not wait, though the child lives"
-                )
-                assert not held_later(next_evidence, its_evidence)
-        finally:
-            os.kill(child, signal.SIGKILL)
-
-
-def test_a_file_that_was_replaced_between_look_and_lock_is_no_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock, flock = NameLock(tmp_path, "c1"), process.fcntl.flock
-
-    def late(descriptor: int, how: int) -> None:
-        monkeypatch.setattr(process.fcntl, "flock", flock)
-        lock.path.unlink()
-        flock(os.open(lock.path, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)
-        flock(descriptor, how)
-
-    monkeypatch.setattr(process.fcntl, "flock", late)
-    assert lock.acquire() is None, "another process, of a version that has only this lock, has what the path leads to"
-
-
 @pytest.mark.parametrize("step", ["lockf", "flock"])
 def test_who_stands_still_while_it_takes_a_lock_is_not_taken_for_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -220,37 +168,11 @@ def test_who_stands_still_while_it_takes_a_lock_is_not_taken_for_dead(
 
         def late(*args: int) -> None:
             monkeypatch.setattr(process.fcntl, step, real)
-            others.append(stack.enter_context(_holder(tmp_path, "begins anew"))[1])
+            others.append(stack.enter_context(_holder(tmp_path))[1])
             real(*args)
 
         monkeypatch.setattr(process.fcntl, step, late)
         ours = NameLock(tmp_path, "c1").acquire()
-        assert [evidence for evidence in (ours, *others) if evidence not in (None, "None")] == [ours or others[0]], (
-            "one of them has it"
-        )
-
-
-def test_of_two_that_come_after_a_dead_holder_with_a_child_only_one_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other one comes when the old file is gone and the new one not there yet."""
-    unlink, others = Path.unlink, []
-    with contextlib.ExitStack() as stack:
-        holder, _ = stack.enter_context(_holder(tmp_path, "forks"))
-        stack.callback(os.kill, _its_child(holder), signal.SIGKILL)
-        holder.kill()
-        holder.wait()
-
-        def late(path: Path, missing_ok: bool = False) -> None:
-            monkeypatch.setattr(Path, "unlink", unlink)
-            unlink(path, missing_ok)
-            others.append(stack.enter_context(_holder(tmp_path, "begins anew"))[1])
-
-        lock = NameLock(tmp_path, "c1")
-        assert lock.acquire() is None
-        monkeypatch.setattr(Path, "unlink", late)
-        lock.begin_anew()
-        ours = lock.acquire() or lock.begin_anew()  # it asks again, as long as it is told to wait
         assert [evidence for evidence in (ours, *others) if evidence not in (None, "None")] == [ours or others[0]], (
             "one of them has it"
         )

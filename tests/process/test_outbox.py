@@ -92,8 +92,7 @@ def test_a_streamer_killed_at_any_step_loses_nothing_and_nothing_is_effective_tw
 def _go_on(outboxes: dict[str, Outbox], redis_url: str, link: Link) -> None:
     """The same again without faults, in here: each is the next leader when the dead one's lease has ended."""
     from usher.master.settings import StreamerSettings
-    from usher.master.streamer.program import StreamerProgram
-    from usher.master.streamer.streamer import Pace
+    from usher.master.streamer.program import Pace, StreamerProgram
 
     programs = []
     try:

@@ -20,7 +20,7 @@ from usher import Link
 pytestmark = pytest.mark.process
 
 _ATTEMPTS, _SLOW_S = 3, 1.5
-_HANDLERS = '''
+_HANDLERS = """
 import asyncio
 import os
 import resource
@@ -30,11 +30,7 @@ from usher import batch
 from usher.deploy.demo.handlers import record
 
 
-def started(message):
-    """Write the start down as the recording handler does; there is no end."""
-    from usher.deploy.demo.handlers import _Setup
-    file, _ = _Setup.get()
-    file.started(message)
+from usher.deploy.demo.handlers import started
 
 
 def handle(message):
@@ -67,7 +63,7 @@ def handle_batch(messages):
 
 if os.environ.get("ONLY_ONCE") and "handler-process" in Path("/proc/self/cmdline").read_text():
     raise RuntimeError("there can be only one of me")
-'''
+"""
 FILES = {"suspected.py": _HANDLERS}
 
 

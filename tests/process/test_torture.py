@@ -50,6 +50,30 @@ def fenced(message):
         page["fence"] = message.fence
         page["uids"].append(message.uid)
 
+def merges(message):
+    for one in (message, *message.absorb(1)):
+        fenced(one)
+    for one in message.absorb():
+        fenced(one)
+
+async def merges_and_waits(message):
+    fenced(message)
+    while one := await message.more(0):
+        fenced(one)
+
+def merges_under_its_own_uid(message):
+    both = [message, *message.absorb()]
+    with book() as pages:
+        page = pages.setdefault("known", {}).setdefault(message.ticket_id, {"fence": 0, "uids": []})
+        if message.fence < page["fence"] or message.uid in page["uids"]:
+            return
+        pages.setdefault(message.ticket_id, []).extend(one.fields["amount"] for one in both)
+        page["fence"] = message.fence
+        page["uids"].append(message.uid)
+
+def keeps_the_newest(message):
+    naive(next(reversed(message.absorb()), message))
+
 @batch(most=5)
 def fenced_batch(messages):
     failed = {}
@@ -137,14 +161,9 @@ def handle(message):
 def torture(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     with quick_folder() as fast:
         environ = environ_for(folder, EXAMPLE_DATABASE=f"sqlite:///{fast}/example.db", PYTHONPATH=str(ROOT))
+        command = [*USHER, "torture", *words]
         return subprocess.run(
-            [*USHER, "torture", *words],
-            env=environ,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=110,
+            command, env=environ, cwd=folder, capture_output=True, text=True, check=False, timeout=110
         )
 
 
@@ -184,6 +203,23 @@ def test_batch_and_async_handlers_are_called_as_a_consumer_calls_them(folder: Pa
     assert verdict(done)["sent_twice"]["safe"] is (code == 0)
 
 
+@pytest.mark.parametrize(
+    ("handler", "unsafe"),
+    [
+        ("merges", set()),
+        pytest.param("merges_and_waits", set(), marks=pytest.mark.slow),
+        ("merges_under_its_own_uid", {"merged_killed_within", "merged_failed_within"}),
+        pytest.param("keeps_the_newest", {"merged"}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_run_absorbs_is_tried_as_well(folder: Path, handler: str, unsafe: set[str]) -> None:
+    done = torture(folder, f"shop:{handler}", "--effect", "shop:pages", "--stops", "3", "--json")
+    found = {name: one for name, one in verdict(done).items() if name.startswith("merged")}
+    assert len(found) == 3, done.stdout + done.stderr
+    assert {name for name, one in found.items() if not one["safe"]} >= unsafe
+    assert done.returncode == bool(unsafe), done.stdout
+
+
 def test_a_handler_of_which_nothing_runs_in_a_consumer_is_not_safe(folder: Path) -> None:
     done = torture(folder, "shop:forgets_to_wait", "--effect", "shop:pages", "--stops", "1")
     assert done.returncode == 2, done.stdout + done.stderr
@@ -216,12 +252,8 @@ def test_an_effect_that_is_overwritten_fails_under_zombies_only(folder: Path) ->
     done = torture(folder, "shop:state", "--effect", "shop:pages", "--field", "color=c{n}", "--stops", "1", "--json")
     assert done.returncode == 1, done.stdout + done.stderr
     found = verdict(done)
-    assert {name for name, scenario in found.items() if not scenario["safe"]} == {
-        "sent_again_later",
-        "zombie",
-        "two_zombies",
-        "zombie_within",
-    }
+    unsafe = {name for name, scenario in found.items() if not scenario["safe"]}
+    assert unsafe == {"sent_again_later", "zombie", "two_zombies", "zombie_within"}
     [failure] = found["zombie"]["failures"]
     assert (failure["expected"], failure["seen"]) == ("c3", "c2")
     assert failure["explanation"] == "it is as after message 2: a later effect is missing or was overwritten"
@@ -273,7 +305,7 @@ def test_the_fixture_passes_a_safe_handler_and_fails_another_with_the_explanatio
     )
     # Where Usher is installed the plugin is there by its entry point; here it is named, so that the test is the same
     # everywhere.
-    words = (
+    words = [
         "-q",
         "-p",
         "no:usher_torture",
@@ -282,7 +314,7 @@ def test_the_fixture_passes_a_safe_handler_and_fails_another_with_the_explanatio
         "-p",
         "no:cacheprovider",
         "test_shop.py",
-    )
+    ]
     environ = environ_for(folder, PYTHONPATH=str(ROOT))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words],

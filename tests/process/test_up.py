@@ -178,23 +178,6 @@ def test_when_supervisord_is_killed_everything_ends_and_the_exit_code_is_1(folde
         assert not processes_of(folder)
 
 
-@pytest.mark.slow
-def test_when_the_disk_of_the_logs_is_full_everything_goes_on(folder: Path) -> None:
-    """supervisord tells on its stderr, a file on the same disk, that it cannot write a log; that it could not was the
-    end of everything."""
-    logs = folder / "state" / "logs"
-    logs.mkdir(parents=True)
-    for name in ("supervisord.out", "supervisord.log"):
-        (logs / name).symlink_to("/dev/full")
-    with UsherUp(folder, "--consumers", "1") as up:
-        for process in processes_of(folder):
-            if "consumer" in words_of(process):
-                process.kill()
-        assert up.run("send", "--ticket", "42", "text=hello").returncode == 0
-        until(lambda: shown(up, "ticket=42"), 30, "its successor has handled the message")
-        assert up.end(signal.SIGTERM) == 0
-
-
 def test_when_usher_up_itself_is_killed_everything_ends(folder: Path) -> None:
     with UsherUp(folder, "--consumers", "1") as up:
         up.process.kill()
@@ -378,7 +361,7 @@ def test_another_server_in_the_place_of_a_master_is_no_master(folder: Path) -> N
 
 
 @pytest.mark.slow
-def test_what_a_killed_run_has_left_is_waited_for(folder: Path) -> None:
+def test_while_what_a_killed_run_has_left_drains_another_one_is_refused(folder: Path) -> None:
     (folder / "shop.py").write_text(
         "import time, pathlib\ndef handle(message):\n    pathlib.Path('begun').touch()\n    time.sleep(5)\n"
     )
@@ -388,9 +371,12 @@ def test_what_a_killed_run_has_left_is_waited_for(folder: Path) -> None:
         until(lambda: (folder / "begun").exists(), 20, "the handler runs")
         first.process.kill()
         first.process.wait(10)
-        with UsherUp(folder, *words, "--port", str(first.port)) as second:
-            assert "the run before was killed, and its programs still drain" in second.output
-            assert second.end(signal.SIGTERM) == 0
+        again = first.run("up", *words, "--port", str(first.port))
+        assert (again.returncode, "the run before was killed, and its programs still drain" in again.stderr) == (
+            2,
+            True,
+        )
+        until(lambda: not processes_of(folder), 30, "it has drained")
 
 
 @pytest.mark.slow

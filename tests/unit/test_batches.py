@@ -26,7 +26,7 @@ from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished
-from usher.consumer.policy.batches import LaneOutcome, MessageFailed, TriedTogether, goes_alone, judge
+from usher.consumer.policy.batches import MessageFailed, TriedTogether, goes_alone, judge
 from usher.consumer.policy.outcome import Bury, RetryPolicy
 
 PATIENCE_S = 20.0
@@ -71,26 +71,26 @@ class TestJudge:
         error = ValueError("x")
         failed: dict[Any, Any] = {(self.A2.id if by_id else self.A2): error}
         assert judge(self.PARTS, *((None, PartialFailure(failed)) if is_raised else (failed, None))) == [
-            LaneOutcome(1, error),
-            LaneOutcome(1, None),
+            (1, error),
+            (1, None),
         ]
 
     @pytest.mark.parametrize("told", ["no such order", "", None])
     def test_a_text_is_an_error_too(self, told: str | None) -> None:
         [_, verdict] = judge(self.PARTS, {self.B1: told}, None)
-        assert isinstance(verdict.error, MessageFailed)
-        assert (told or "named this message") in str(verdict.error)
+        assert isinstance(verdict[1], MessageFailed)
+        assert (told or "named this message") in str(verdict[1])
 
     @pytest.mark.parametrize(
         "raised", [ValueError("boom"), GiveUp("boom"), SystemExit("boom"), ExceptionGroup("boom", [PartialFailure({})])]
     )
     def test_a_call_of_several_that_fails_as_a_whole_is_nobodys_fault_yet(self, raised: BaseException) -> None:
         verdicts = judge(self.PARTS, None, raised)
-        assert [verdict.done for verdict in verdicts] == [0, 0]
+        assert [done for done, _ in verdicts] == [0, 0]
         for verdict in verdicts:
-            assert isinstance(verdict.error, TriedTogether)
-            assert "boom" in str(verdict.error)
-            assert verdict.error.after_s == 0, "each is tried by itself at once"
+            assert isinstance(verdict[1], TriedTogether)
+            assert "boom" in str(verdict[1])
+            assert verdict[1].after_s == 0, "each is tried by itself at once"
 
     @pytest.mark.parametrize(
         ("returned", "why"),
@@ -102,12 +102,14 @@ class TestJudge:
     )
     def test_an_answer_that_cannot_be_meant_is_no_success(self, returned: Any, why: str) -> None:
         [verdict] = judge([[self.B1]], returned, None)
-        assert isinstance(verdict.error, TypeError)
-        assert why in str(verdict.error)
+        assert isinstance(verdict[1], TypeError)
+        assert why in str(verdict[1])
 
 
 class Runners:
     """A batch handler on its pool, on lanes, with accounts that keep what comes."""
+
+    unnoted = frozenset[bytes]()
 
     def __init__(
         self,

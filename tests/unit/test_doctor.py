@@ -300,11 +300,3 @@ def test_only_where_there_are_replicas_a_promotion_is_spoken_of() -> None:
     assert "a replica is promoted" not in dict(promise(WELL))
     for facts in (with_info(connected_slaves="1"), replace(WELL, mode="sentinel"), replace(WELL, mode="cluster")):
         assert "resend" in dict(promise(facts))["a replica is promoted"]
-
-
-def test_rights_that_are_enough_for_another_program_are_told_with_its_name() -> None:
-    """Whether they were meant for that, nobody has said."""
-    facts = replace(WELL, rights=Rights("shop", _LACKS | {"consumer": ("XACK",)}))
-    found = {finding.check: finding for finding in examine(facts)}["rights"]
-    assert found.means == "no master and no consumer can do all of its work under it; an auditor can"
-    assert "`usher acl` prints for its program" in found.do

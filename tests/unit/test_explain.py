@@ -16,7 +16,7 @@ from usher.common.protocol.ticket_states import TicketState
 from usher.master.membership.consumer_http import read_answer
 from usher.master.policy.board.plans import BoardFacts
 from usher.master.policy.explain.explain import explain
-from usher.master.policy.explain.facts import ConsumerTotals, LeaderFacts, OwnEntry, OwnerFacts, OwnerTold, TicketFacts
+from usher.master.policy.explain.facts import ConsumerTotals, OwnEntry, OwnerFacts, OwnerTold, TicketFacts
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.policy.states import Queue
@@ -25,7 +25,7 @@ NOW = 1_790_000_000_000
 #: A fence that was given 50 s ago.
 FENCE = (NOW - 50_000) * 1024
 A, B, C = b"12-0", b"17-0", b"18-0"
-LEADER = LeaderFacts("http://m1")
+LEADER = "http://m1"
 OWNER = OwnerFacts("c3:7", "live", 4000)
 LETTER = DeadLetter(
     b"99-0", A, b"T", "attempts_exhausted", "no disk", "OSError", "", 5, "c3:7", NOW, NOW, "halt", 8, 1, False
@@ -479,7 +479,7 @@ class TestWhatElseIsSaid:
             "behind": "17-0",
         }
         halted = explain(ticket(kind="halted", ids=(A, B), parked=(C,))).entries
-        assert [row.state for row in halted] == ["halted", "waiting", "waiting"]
+        assert [row["state"] for row in halted] == ["halted", "waiting", "waiting"]
 
     def test_what_runs_is_told_whatever_else_its_owner_has(self) -> None:
         for entries in ((RUNS, OwnEntry(B, "queued")), (OwnEntry(A, "queued"), replace(RUNS, id=B))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -29,10 +29,11 @@ class FairBoard(Board):
             chance = zlib.crc32(entry_id + name)
             self.learn([Mark(entry_id, name, (b"a", b"b", b"")[chance % 3], (0, 0, 5, 9)[chance // 3 % 4])])
 
-        def arrives(entry_id: bytes, name: bytes) -> bool:
-            is_new = arrive(entry_id, name)
-            learn(entry_id, name)
-            return is_new
+        def arrives(entries: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+            known = arrive(entries)
+            for entry in entries:
+                learn(*entry)
+            return known
 
         def takes_in(entries: Iterable[tuple[bytes, bytes]]) -> None:
             entries = list(entries)

@@ -8,11 +8,8 @@ import pytest
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SourceSelection
-from usher.common.redis import tracking
 from usher.common.redis.client import Link
-from usher.common.redis.tracking import ChangeEar
 from usher.master.policy.fair_queue import Turn, TurnOutcome, TurnResult
-from usher.master.sources.discovery import SourceWatch
 from usher.master.sources.gatherer import Gatherer
 
 
@@ -54,82 +51,6 @@ def test_new_names_are_looked_for_before_the_first_turn_after_a_gap(
     monkeypatch.setattr(gatherer._rounds, "take", lambda: did.append("turn"))
     gatherer.run_once()
     assert did == ["look", "turn", "turn", "look", "turn", "look", "turn"]
-
-
-class Heard(ChangeEar):
-    """What Redis says, turn by turn, in place of a connection."""
-
-    def __init__(self) -> None:
-        super().__init__("redis://127.0.0.1:1", "test", [])
-        self.says: list[bytes] | None = []
-
-    def listen(self) -> list[bytes] | None:
-        return self.says
-
-
-def _watch(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceWatch, Heard]:
-    monkeypatch.setattr(tracking, "_SAID_WITHIN_S", -1.0)
-    ear = Heard()
-    return SourceWatch(ear, SourceSelection.parse("a,b,c,d"), gatherer, lambda: None), ear
-
-
-def test_sources_that_are_heard_after_all_do_not_count_as_lost(
-    gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch, ear = _watch(gatherer, monkeypatch)
-    for _ in range(10):
-        gatherer.on_unsaid([b"a"])
-        ear.says = []
-        watch.run_once()
-        ear.says = [b"a"]
-        watch.run_once()
-    assert watch.mode == "change-driven"
-
-
-@pytest.mark.parametrize("lost", [[b"a", b"b", b"c"], [b"a", b"a", b"a"]])
-def test_what_is_never_heard_of_is_asked_for_although_others_are(
-    gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch, lost: list[bytes]
-) -> None:
-    watch, ear = _watch(gatherer, monkeypatch)
-    for source in lost:
-        assert watch.mode == "change-driven"
-        gatherer.on_unsaid([source])
-        ear.says = [b"d"]
-        watch.run_once()
-    assert watch.mode == "polling"
-
-
-def test_what_a_sweep_finds_in_the_moment_in_which_it_is_said_does_not_count_as_lost(
-    gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch, ear = _watch(gatherer, monkeypatch)
-    real = gatherer.changed
-
-    def found_just_before(sources: list[bytes]) -> None:
-        if sources:
-            gatherer.on_unsaid(sources)  # the gatherer's own thread, which was not told yet
-        real(sources)
-
-    monkeypatch.setattr(gatherer, "changed", found_just_before)
-    for ear.says in ([b"a"], [], [b"b"], [], [b"c"], []):
-        watch.run_once()
-    assert watch.mode == "change-driven"
-
-
-def test_what_was_found_before_a_new_connection_does_not_count_as_lost_after_it(
-    gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch, ear = _watch(gatherer, monkeypatch)
-    real = gatherer.look_at_all
-
-    def found_just_before() -> None:
-        gatherer.on_unsaid([b"a", b"b", b"c"])
-        real()
-
-    monkeypatch.setattr(gatherer, "look_at_all", found_just_before)
-    for ear.says in (None, [b"d"], [b"d"]):
-        watch.run_once()
-    assert watch.mode == "change-driven"
 
 
 def test_entries_that_may_have_been_lost_while_a_group_was_gone_are_told(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.doors import doorman
+from tests.doors import consumer_program
 from usher.common.runtime.service import judge, stalled
 from usher.consumer.web import create_app
 
@@ -37,7 +37,7 @@ class Seen:
 def test_a_consumer_is_well_only_if_all_its_services_are(service: Seen, reasons: list[str]) -> None:
     late = Seen(name="beat", trouble="late")
     for others, more in ([], []), ([Seen(name="beat")], []), ([late], ["beat: late"]):
-        app = create_app(doorman(), lambda others=others: judge([service, *others], 102.0), lambda: {"name": "c1"})
+        app = create_app(consumer_program(lambda others=others: judge([service, *others], 102.0), name="c1"))  # type: ignore[arg-type]
         why = {"status": "failing", "reasons": reasons + more} if reasons + more else {"status": "ok"}
         for path in ("/api/health", "/api/health/ready"):
             answered = app.test_client().get(path)
@@ -46,7 +46,9 @@ def test_a_consumer_is_well_only_if_all_its_services_are(service: Seen, reasons:
 
 
 def test_a_consumer_that_drains_is_alive_and_well_but_not_ready() -> None:
-    client = create_app(doorman(), lambda: judge([Seen()], 102.0), dict, draining=lambda: True).test_client()
+    program = consumer_program(lambda: judge([Seen()], 102.0))
+    program.stopped = True
+    client = create_app(program).test_client()  # type: ignore[arg-type]
     assert [client.get(f"/api/health{path}").status_code for path in ("", "/live", "/ready")] == [200, 200, 503]
     assert client.get("/api/health/ready").json == {"status": "draining"}
 

@@ -13,7 +13,6 @@ import usher
 from usher.common.observability.metrics import Metrics, histogram, of_handlers
 from usher.common.runtime.histograms import DurationHistogram
 from usher.master.insight.metrics import MOST_CONSUMERS, _consumers
-from usher.master.insight.stats import ConsumerStats
 from usher.master.leader.entries import TOO_LARGE
 
 
@@ -39,7 +38,10 @@ def test_a_histogram_is_read_back_as_it_was_filled() -> None:
 
 
 def test_however_many_consumers_there_are_their_series_are_few_and_complete() -> None:
-    loads = {f"c{n:05}": ConsumerStats("live" if n % 2 else "strange", 2, 4, 100) for n in range(MOST_CONSUMERS + 50)}
+    loads = {
+        f"c{n:05}": {"state": "live" if n % 2 else "strange", "pending": 2, "slots": 4}
+        for n in range(MOST_CONSUMERS + 50)
+    }
     metrics = Metrics()
     metrics.add(lambda: _consumers(loads))
     seen = _samples(metrics)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from usher.common.outbox.log_consumer import Loss, judge_loss
-from usher.common.outbox.rows import LONGEST_UID, Row, encode
-from usher.common.outbox.sql_files import DIALECTS, queries
+from usher.common.outbox.rows import DIALECTS, LONGEST_UID, Row, encode, queries
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import Span
 

@@ -25,6 +25,8 @@ from usher.consumer.policy.outcome import Bury, RetryPolicy
 class Accounts:
     """What an acker would write."""
 
+    unnoted = frozenset[bytes]()
+
     def __init__(self) -> None:
         self.done: list[bytes] = []
         self.buried: list[Bury] = []

@@ -65,7 +65,7 @@ def test_extras_of_the_documents_exist_and_all_has_all_of_them() -> None:
 def test_usher_in_a_zip_as_clusters_get_it_has_its_scripts_and_statements(tmp_path: Path) -> None:
     zipped = tmp_path / "usher.zip"
     ask = (
-        "from usher.common.redis import scripts; from usher.common.outbox.sql_files import queries;"
+        "from usher.common.redis import scripts; from usher.common.outbox.rows import queries;"
         " print(scripts.__file__, len(scripts.source('look_again')), len(queries('sqlite')))"
     )
     subprocess.run([sys.executable, "-m", "zipfile", "-c", zipped, "usher"], cwd=ROOT, check=True)

@@ -151,21 +151,4 @@ def test_a_sweep_comes_to_every_stream() -> None:
         plot.book.sweep(2)
     reads = plot.take()
     assert {read.stream.key for read in reads} == {b"%d" % number for number in range(5)}
-    assert all(read.swept for read in reads)
-
-
-def test_what_is_announced_behind_the_sweep_counts_as_announced() -> None:
-    plot = Plot()
-    plot.subscribe(b"a")
-    for read in plot.take():
-        plot.reply(read)
-    plot.book.sweep(1)
-    plot.add(b"a", 1)
-    [read] = plot.take()
-    assert not read.swept
-    plot.reply(read)
-    plot.book.sweep(1)
-    [read] = plot.take()
-    assert read.swept and not plot.book.heard_of(read)
-    plot.add(b"a", 2)
-    assert plot.book.heard_of(read)
+    assert not any(read.urgent for read in reads)

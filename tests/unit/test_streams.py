@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.integration.factories import bodies_of
 from usher.common.redis.replies import HandOver, InboxRecord, pack_entry, pack_part, pack_parts, parse_inbox
-from usher.consumer.execution.inbox_reader import bodies_of
 from usher.master.leader.entries import EntryParser
 
 _TICKETS = st.lists(st.binary(max_size=6) | st.text("\n0a", max_size=9).map(str.encode), min_size=1, unique=True)

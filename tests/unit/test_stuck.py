@@ -151,7 +151,7 @@ def snapshot(**more: Any) -> dict[str, Any]:
 
 
 def told(**more: Any) -> list[tuple[str, str]]:
-    return [(alarm.level, alarm.text) for alarm in alarms(snapshot(**more))]
+    return [(alarm["level"], alarm["text"]) for alarm in alarms(snapshot(**more))]
 
 
 def stuck(**more: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from usher.common.base.errors import SettingsError
 from usher.common.http.app import Problem, answer, parse_json, read_model
 from usher.master.membership.health_url import UnfitUrl, parse_hosts
 from usher.master.web.api import MOST_MESSAGES, read_report
-from usher.master.web.parts import AckReport
 
 
 def _refused(call: Any, *arguments: Any) -> Problem:
@@ -130,7 +129,8 @@ def test_a_report_that_is_not_one_is_422(document: object) -> None:
 )
 def test_a_report_at_the_limits_is_read(document: dict[str, Any]) -> None:
     report = read_report(orjson.dumps(document))
-    assert read_report(json.dumps(document, indent=1).encode()) == report
+    again = read_report(json.dumps(document, indent=1).encode())
+    assert (again.incarnation, again.items) == (report.incarnation, report.items)
     told = [
         (item["ticket_id"].encode(), [message_id.encode() for message_id in item["message_ids"]])
         for item in document["tickets"]
@@ -183,4 +183,5 @@ def test_an_allow_list_that_cannot_be_read_is_a_settings_error(wrong: str) -> No
 
 def test_a_report_may_have_no_ticket() -> None:
     """A consumer whose tickets all wait for a retry says only how many they are."""
-    assert read_report(b'{"incarnation": "c1:123", "tickets": []}') == AckReport("c1:123", [])
+    report = read_report(b'{"incarnation": "c1:123", "tickets": []}')
+    assert (report.incarnation, report.items) == ("c1:123", [])

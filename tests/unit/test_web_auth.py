@@ -9,6 +9,7 @@ import pytest
 from flask import Flask, Response, g, request
 from werkzeug.test import Client, TestResponse
 
+from tests.doors import consumer_program
 from usher.common.http.app import add_health, create_app
 from usher.common.http.auth import (
     CSRF_FIELD,
@@ -26,7 +27,6 @@ from usher.common.http.problem import answer
 from usher.common.http.serve import warn_of_plain_http
 from usher.common.runtime.service import Health
 from usher.consumer.web import create_app as consumer_app
-from usher.consumer.web import hosts_of
 
 _TOKENS = {
     "t-all": Identity(Role.ALL, "api-token"),
@@ -299,8 +299,7 @@ def test_strangers_hear_that_something_is_wrong_and_not_where(caplog: pytest.Log
 )
 def test_a_name_that_leads_to_a_consumer_and_is_none_of_its_own_is_refused(host: str) -> None:
     """A page of somewhere else may have its own name lead here (DNS rebinding)."""
-    hosts = hosts_of("0.0.0.0:8721", "http://shop-1:8721/api/health", "scraped.example")
-    app = consumer_app(Doorman(Credentials("t")), lambda: Health(()), dict, ticket=lambda _ticket: {}, hosts=hosts)
+    app = consumer_app(consumer_program(lambda: Health(())))  # type: ignore[arg-type]
     for path in ("/api/health", "/api/tickets/T"):
         answered = app.test_client().get(path, headers={"Host": f"{host}:8721"})
         assert answered.status_code == (421 if host == "evil.example" else 200)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from usher.common.base.errors import StartRefused
-from usher.common.sending.pipelined import BATCH, batches, paced
-from usher.common.sending.producer import Outgoing
+from usher.common.cli.send import paced
+from usher.common.sending.producer import BATCH, Outgoing
 from usher.common.sending.workload import CsvSource, WorkloadUnusable, incidents
 
 REAL_INCIDENTS = Path(__file__).resolve().parents[3] / "shared" / "data" / "incidents.csv.gz"
@@ -107,8 +107,8 @@ class TestCsv:
 
 class TestPacing:
     def test_batches_are_full_but_the_last(self) -> None:
-        assert [len(batch) for batch in batches(incidents(1201, 5, 1))] == [BATCH, BATCH, 201]
-        assert list(batches([])) == []
+        assert [len(batch) for batch in paced(incidents(1201, 5, 1))] == [BATCH, BATCH, 201]
+        assert list(paced([])) == []
 
     def test_a_rate_is_kept_on_an_open_loop(self) -> None:
         time = [100.0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from usher.common.base.text import pluralize
 from usher.common.doctor.judgements import NEARLY_FULL
@@ -23,15 +23,10 @@ OK = "ok"
 _WORDS = {BAD: "Critical", WARN: "Warning", OK: "OK"}
 
 
-class Alarm(NamedTuple):
-    """An alarm. ``level``: bad, warn or ok; ``word`` is the same for people; ``href``: the page with more, or ""."""
-
-    level: str
-    text: str
-    href: str
-
-    def row(self) -> dict[str, str]:
-        return {"level": self.level, "word": _WORDS[self.level], "text": self.text, "href": self.href}
+def _alarm(level: str, text: str, href: str) -> dict[str, str]:
+    """Return an alarm. ``level``: bad, warn or ok; ``word`` is the same for people; ``href``: the page with more, or
+    ""."""
+    return {"level": level, "word": _WORDS[level], "text": text, "href": href}
 
 
 def level_of(group: Mapping[str, Any], now_ms: int) -> str:
@@ -46,66 +41,66 @@ def level_of(group: Mapping[str, Any], now_ms: int) -> str:
     return BAD if not is_calm and (is_old or tries >= _ATTEMPTS) else WARN
 
 
-def alarms(seen: Mapping[str, Any]) -> list[Alarm]:
+def alarms(seen: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the alarms of a snapshot of the pulse, beside its groups of stuck tickets; when there is neither, one that
     says that all is well."""
-    of_rules = [Alarm(WARN, f"All tickets are {told}", "/rules") for told in seen["broad_rules"]]
+    of_rules = [_alarm(WARN, f"All tickets are {told}", "/rules") for told in seen["broad_rules"]]
     found = [*_of_programs(seen), *_of_stream(seen), *_of_tickets(seen), *of_rules, *_of_flow(seen)]
     if not (found or seen["groups"]):
-        return [Alarm(OK, _calm(seen), "/dead-letters" if seen["dead_letters"] else "")]
-    return sorted(found, key=lambda one: one.level != BAD)
+        return [_alarm(OK, _calm(seen), "/dead-letters" if seen["dead_letters"] else "")]
+    return sorted(found, key=lambda one: one["level"] != BAD)
 
 
-def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
+def _of_programs(seen: Mapping[str, Any]) -> list[dict[str, str]]:
     states = seen["consumers"]
     found = []
     # This comes first: leases cannot be renewed either, so the others follow from it.
     if (trouble := seen["write_trouble"]) is not None:
         found.append(
-            Alarm(BAD if trouble["is_certain"] or seen["leader_url"] is None else WARN, trouble["text"], "/doctor")
+            _alarm(BAD if trouble["is_certain"] or seen["leader_url"] is None else WARN, trouble["text"], "/doctor")
         )
     elif (share := seen.get("memory_share") or 0.0) >= NEARLY_FULL:
         text = f"{share:.0%} of Redis' memory is used; when all is, nothing can be sent"
-        found.append(Alarm(WARN, text, "/streams"))
+        found.append(_alarm(WARN, text, "/streams"))
     if seen["leader_url"] is None:
-        found.append(Alarm(BAD, "No master leads: nothing is handed over", "/doctor"))
+        found.append(_alarm(BAD, "No master leads: nothing is handed over", "/doctor"))
     if not states["live"]:
         some = states["draining"] or states["paused"]
         waits = "those that drain or are paused take nothing more" if some else "nothing is handled"
-        found.append(Alarm(BAD, f"No consumer is live: {waits}", "/consumers"))
+        found.append(_alarm(BAD, f"No consumer is live: {waits}", "/consumers"))
     for state, says in (("lost", "lost; their messages are being taken back"), ("revoked", "not answering over HTTP")):
         if states[state]:
-            found.append(Alarm(WARN, f"{pluralize(states[state], 'consumer')} {says}", "/consumers"))
+            found.append(_alarm(WARN, f"{pluralize(states[state], 'consumer')} {says}", "/consumers"))
     return found
 
 
-def _of_stream(seen: Mapping[str, Any]) -> list[Alarm]:
+def _of_stream(seen: Mapping[str, Any]) -> list[dict[str, str]]:
     told, since_s = seen["mishaps"], seen["time_ms"] / 1000 - _RECENT_S
     found = []
     if told["unread_cut"] and told["unread_cut_s"] > since_s:
         text = f"Cut from the stream before they were read, and lost: {pluralize(told['unread_cut'], 'message')}"
-        found.append(Alarm(BAD, text, "/doctor"))
+        found.append(_alarm(BAD, text, "/doctor"))
     recent = [one for one in seen.get("losses", ()) if one["ms"] / 1000 > since_s]
-    found += [Alarm(BAD, f"Declared: {one['text']}", "/streams") for one in recent if one["kind"] in _OF_GROUP][:1]
+    found += [_alarm(BAD, f"Declared: {one['text']}", "/streams") for one in recent if one["kind"] in _OF_GROUP][:1]
     return found
 
 
-def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
+def _of_tickets(seen: Mapping[str, Any]) -> list[dict[str, str]]:
     if not seen["halted"] or any(group["state"] == TicketState.HALTED for group in seen["groups"]):
         return []  # else they are not among those that were looked at yet
     told = f"{pluralize(seen['halted'], 'ticket')} halted by a dead letter: redrive or drop it"
-    return [Alarm(BAD, told, "/dead-letters")]
+    return [_alarm(BAD, told, "/dead-letters")]
 
 
-def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:
+def _of_flow(seen: Mapping[str, Any]) -> list[dict[str, str]]:
     # of what is pending; also None without a group, where the number of unread entries is unknown
     oldest_ms = seen["oldest_ms"]
-    found = [Alarm(BAD, seen["sudden"], "/dead-letters")] if seen.get("sudden") else []
-    found += [Alarm(WARN, seen["letters_wrong"], "/dead-letters")] if seen.get("letters_wrong") else []
+    found = [_alarm(BAD, seen["sudden"], "/dead-letters")] if seen.get("sudden") else []
+    found += [_alarm(WARN, seen["letters_wrong"], "/dead-letters")] if seen.get("letters_wrong") else []
     is_queued = any(group["state"] == TicketState.QUEUED for group in seen["groups"])  # which says behind what
     if seen["lag"] >= _LAG and not is_queued and oldest_ms and seen["time_ms"] - oldest_ms >= _OLD_MS:
         lag = f"{'' if seen['lag_is_exact'] else 'more than '}{seen['lag']:,}"
-        found.append(Alarm(WARN, f"The consumers are behind: {lag} messages are unread", "/consumers"))
+        found.append(_alarm(WARN, f"The consumers are behind: {lag} messages are unread", "/consumers"))
     return found
 
 

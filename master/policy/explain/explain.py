@@ -9,12 +9,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from usher.common.base.text import pluralize, span, time_of_day
 from usher.common.protocol.attempts import NEVER, attempts_told
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.protocol.ticket_states import TicketState
-from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
+from usher.master.policy.explain.facts import OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
 from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.policy.states import BY_NAME, last_error, told_alike
 from usher.master.policy.ticket_orders import LETTER_UNKNOWN
@@ -83,12 +84,11 @@ def _told(
     reasons: Iterable[Reason],
     waits_for: str,
     until_ms: int = 0,
-    run: OwnEntry | None = None,
     ways: Iterable[tuple[str, str]] = (),
 ) -> TicketExplanation:
     told = (*reasons, *_limited(facts))
     ways = (*ways, *_rule_commands(facts))
-    return TicketExplanation(facts, state, told, tuple(_rows(facts, run)), waits_for, until_ms, ways)
+    return TicketExplanation(facts, state, told, tuple(_rows(facts)), waits_for, until_ms, ways)
 
 
 # ---- an owner has it -------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def _owned(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     ]
     if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread or facts.rules:
         reasons += _later(facts, owner)
-    return _told(facts, state, reasons, waits_for, until_ms, run)
+    return _told(facts, state, reasons, waits_for, until_ms)
 
 
 def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, Reason, str, int]:
@@ -195,7 +195,7 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     if facts.leader is None:
         lost = Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended")
         return _told(facts, TicketState.RECOVERING, (lost, _no_leader()), "a master that leads")
-    by = f"the leader {facts.leader.url} takes its messages back, oldest first, and hands them over under a new fencing"
+    by = f"the leader {facts.leader} takes its messages back, oldest first, and hands them over under a new fencing"
     by = f"{by} token, in {span(facts.lease_ms)} at the latest"
     successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
     text = f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}{successor}"
@@ -279,12 +279,12 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
         text = f"{what} waits until the leader has found out who has the ticket ({facts.board.standing})"
         return Reason("leader_unsure", text), "the leader", 0
     if where == TicketState.UNREAD:
-        text = f"the leader {facts.leader.url} has not come to {what} yet: it reads the stream in order"
+        text = f"the leader {facts.leader} has not come to {what} yet: it reads the stream in order"
         return Reason("lag", text), "the leader to read it", 0
     slowed = ""
     if rule is not None and rule.action is RuleAction.SLOW:
         slowed = f", as fast as its rule lets it ({rule.told()})"
-    text = f"the leader {facts.leader.url} hands {what} over {_SOON}{slowed}"
+    text = f"the leader {facts.leader} hands {what} over {_SOON}{slowed}"
     return Reason("about_to_move", text), "the leader", 0
 
 
@@ -429,7 +429,7 @@ def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
         yield Reason("behind", f"{exact}{pluralize(count, 'waits', 'wait')} behind {_id(first)}{following}")
 
 
-def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
+def _rows(facts: TicketFacts) -> Iterator[dict[str, Any]]:
     told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
     words = {"running": TicketState.RUNNING, "waiting": TicketState.RETRYING}
     before = b""
@@ -442,18 +442,20 @@ def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
             state = TicketState.WAITING
         elif of_record == TicketState.PUT_OFF and known.failures:  # as the lists say it
             state = TicketState.RETRYING
-        if own is not None:
-            started_ms = own.started_ms * (state == TicketState.RUNNING)
-            yield EntryRow(
-                entry_id, state, own.attempt, started_ms, own.due_ms * (state == TicketState.RETRYING), before
-            )
-        else:
-            yield EntryRow(entry_id, state, known.starts, behind=before)
+        run = own or OwnEntry(entry_id, "", known.starts)
+        started_ms = run.started_ms * (state == TicketState.RUNNING) or None
+        due_ms = run.due_ms * (state == TicketState.RETRYING) or None
+        yield _row(entry_id, state, run.attempt, before) | {"started_ms": started_ms, "due_ms": due_ms}
         before = entry_id
     for state, ids in ((TicketState.WAITING, facts.parked), (TicketState.UNREAD, facts.unread)):
         for entry_id in ids:
-            yield EntryRow(entry_id, state, facts.attempts.get(entry_id, NEVER).starts, behind=before)
+            yield _row(entry_id, state, facts.attempts.get(entry_id, NEVER).starts, before)
             before = entry_id
+
+
+def _row(entry_id: bytes, state: str, attempt: int, behind: bytes) -> dict[str, Any]:
+    told = {"id": _id(entry_id), "state": state, "attempt": attempt or None, "started_ms": None, "due_ms": None}
+    return told | {"behind": _id(behind) or None}
 
 
 def _limited(facts: TicketFacts) -> Iterator[Reason]:

@@ -93,13 +93,6 @@ class ConsumerTotals:
 
 
 @dataclass(frozen=True)
-class LeaderFacts:
-    """The leader."""
-
-    url: str
-
-
-@dataclass(frozen=True)
 class TicketFacts:
     """All that is known of a ticket at a moment. Ids are in id order; ``ids`` are those that its record names,
     ``parked`` and ``unread`` the others."""
@@ -120,7 +113,7 @@ class TicketFacts:
     unread_is_exact: bool = True
     lag: int = 0  # entries of all tickets that were not read
     has_group: bool = True
-    leader: LeaderFacts | None = None
+    leader: str | None = None  # its URL, "" where that is unknown; None: no master leads
     board: BoardFacts | None = None
     crowd: ConsumerTotals = ConsumerTotals()
     rules: tuple[Rule, ...] = ()  # rules that match the ticket, the one that holds first
@@ -178,35 +171,13 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class EntryRow:
-    """An entry of the ticket. ``behind``: the one it waits for."""
-
-    id: bytes
-    state: str
-    attempt: int = 0
-    started_ms: int = 0
-    due_ms: int = 0
-    behind: bytes = b""
-
-    def row(self) -> dict[str, Any]:
-        return {
-            "id": self.id.decode(errors="replace"),
-            "state": self.state,
-            "attempt": self.attempt or None,
-            "started_ms": self.started_ms or None,
-            "due_ms": self.due_ms or None,
-            "behind": self.behind.decode(errors="replace") or None,
-        }
-
-
-@dataclass(frozen=True)
 class TicketExplanation:
     """The result of ``explain``. ``waits_for``: "" when it waits for nothing; ``until_ms``: 0 when that is unknown."""
 
     facts: TicketFacts
     state: str
     reasons: tuple[Reason, ...]
-    entries: tuple[EntryRow, ...]
+    entries: tuple[dict[str, Any], ...]
     waits_for: str = ""
     until_ms: int = 0
     commands: tuple[tuple[str, str], ...] = ()
@@ -224,7 +195,7 @@ class TicketExplanation:
             "traceback": facts.traceback,
             "waits_for": self.waits_for or None,
             "until_ms": self.until_ms or None,
-            "entries": [entry.row() for entry in self.entries[:MOST_SHOWN]],
+            "entries": list(self.entries[:MOST_SHOWN]),
             "in_processing": len(facts.ids) if facts.kind == "owned" else 0,
             "parked": facts.all_parked,
             "parked_is_exact": facts.all_parked_is_exact,
@@ -233,7 +204,7 @@ class TicketExplanation:
             "owner": None if owner is None else _owner(owner),
             "fence": facts.fence or None,
             "max_attempts": (facts.told.max_attempts or None) if facts.told is not None else None,
-            "leader_url": facts.leader.url if facts.leader is not None else None,
+            "leader_url": facts.leader,
             "rules": [rule.shown() for rule in (*facts.rules, facts.limit) if rule is not None],
             "dead_letter": None if facts.letter is None else facts.letter.row(),
             "last_dead_letter": None if facts.last_letter is None else facts.last_letter.row(),

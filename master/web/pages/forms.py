@@ -6,14 +6,13 @@ from __future__ import annotations
 import datetime
 import re
 import secrets
-import threading
 import zoneinfo
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from flask import request
+from itsdangerous import BadSignature, URLSafeSerializer
 
 from usher.common.base.durations import moment_ms
 from usher.common.http.app import Problem, read_model
@@ -23,7 +22,8 @@ from usher.master.verbs.verbs import Ask
 
 #: Choices of ``younger_than_s``.
 AGES = (("", "any age"), ("900", "15 min"), ("3600", "1 h"), ("21600", "6 h"), ("86400", "1 d"), ("604800", "7 d"))
-_FLASHES = 200
+#: Most characters of a message about what was done.
+_LONGEST = 1000
 _ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,2}")
 #: The zone of a form that means the master's own.
 LOCAL = "local"
@@ -66,24 +66,20 @@ def refused(why: str) -> Problem:
 
 
 class FlashMessages:
-    """The last messages of this master. A link to one has only a random name: otherwise a link could make a page show
-    any text."""
+    """Messages about what was done, in the addresses of pages: signed by this master, else a link could make a page
+    show any text."""
 
     def __init__(self) -> None:
-        self._texts: OrderedDict[str, str] = OrderedDict()
-        self._lock = threading.Lock()
+        self._signer = URLSafeSerializer(secrets.token_bytes(32))
 
     def put(self, text: str) -> str:
-        name = secrets.token_urlsafe(9)
-        with self._lock:
-            self._texts[name] = text
-            while len(self._texts) > _FLASHES:
-                self._texts.popitem(last=False)
-        return name
+        return str(self._signer.dumps(text[:_LONGEST]))
 
-    def get(self, name: str) -> str:
-        with self._lock:
-            return self._texts.get(name, "")
+    def get(self, signed: str) -> str:
+        try:
+            return str(self._signer.loads(signed))
+        except BadSignature:
+            return ""
 
 
 # -- times

@@ -207,7 +207,7 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
     shown = with_fields(lambda some: parts.fields.add(some, lambda row: row["id"]), entries[:_ENTRIES])
     facts: dict[str, Any] = {"entries": shown, "more_entries": max(0, len(entries) - _ENTRIES)}
     facts["orders"] = parts.orders.offers(explained)
-    facts |= {"bar": BAR, "timeline": timeline._asdict(), "explained": explained}
+    facts |= {"bar": BAR, "timeline": timeline, "explained": explained}
     return render_page("tickets/ticket.html", "tickets", ticket_id=ticket_id, **facts)
 
 

@@ -107,10 +107,7 @@ def liveness(history: History) -> Iterator[tuple[str, str]]:
     if final["pel"] or final["lag"]:
         yield "L2", f"not quiet at the end: {final['pel']} pending, {final['lag']} not read"
     elif final["quiet_ns"] > history.terms["drain_ns"]:
-        yield (
-            "L2",
-            f"quiet only after {final['quiet_ns'] / _S:.1f} s; the bound is {history.terms['drain_ns'] / _S:.1f} s",
-        )
+        yield "L2", f"quiet after {final['quiet_ns'] / _S:.1f} s; the bound is {history.terms['drain_ns'] / _S:.1f} s"
     running = [run for run in history.executions if run.end >= NEVER]
     for run in running[:5]:
         yield "L2", f"{run.uid} of {run.ticket} never ended ({run.who})"
@@ -127,9 +124,7 @@ def leaks(history: History) -> Iterator[str]:
         yield f"the group has members that do not live: {strangers[:5]}"
     for who, files, threads, files_now, threads_now in final.get("held", ()):
         if files_now > files + _MORE_FILES or threads_now > threads + _MORE_THREADS:
-            yield (
-                f"{who} has {files_now} open files and {threads_now} threads; at the start it had {files} and {threads}"
-            )
+            yield f"{who} has {files_now} open files, {threads_now} threads; at the start {files}, {threads}"
     if final.get("keys"):
         yield f"keys that should not be there: {sorted(final['keys'])[:5]}"
 

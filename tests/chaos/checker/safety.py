@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from .history import NEVER, Execution, History
+from .talk import BY_HAND
 
 Finding = tuple[str, str]
 #: A process that looked at its lease, was stopped, went on, and then started, may have been stopped so long before its
@@ -68,16 +69,10 @@ def dead_letters(history: History) -> Iterator[Finding]:
     most = history.terms["max_attempts"]
     for uid, letter in history.dead.items():
         expect = history.sends.get(uid, {}).get("expect", "effect")
-        if uid in history.committed and uid not in history.excused:
+        if uid in history.committed and uid not in history.excused and letter["reason"] not in BY_HAND:
             yield "S1b", f"{uid} has an effect and is a dead letter ({letter['reason']})"
         if expect == "effect" and uid not in history.excused and len(history.starts_of.get(uid, [])) < most:
-            yield (
-                "S1b",
-                (
-                    f"{uid} is a dead letter ({letter['reason']}) after {len(history.starts_of.get(uid, []))} starts,"
-                    f" not {most}"
-                ),
-            )
+            yield "S1b", f"{uid} is a dead letter ({letter['reason']}) after fewer than {most} starts"
     for (uid, mid), count in Counter((letter["uid"], letter["mid"]) for letter in history.of("dlq")).items():
         if count > 1:
             yield "S1b", f"{uid} ({mid}) has {count} dead letters"
@@ -97,10 +92,7 @@ def order_of_effects(history: History) -> Iterator[Finding]:
         if before is not None and at < before[0]:
             yield (
                 "S2",
-                (
-                    f"ticket {commit['ticket']}: {commit['uid']} has its effect after {before[1]}, which is behind it"
-                    " in the stream"
-                ),
+                f"ticket {commit['ticket']}: {commit['uid']} has its effect behind that of the later {before[1]}",
             )
         else:
             last[commit["ticket"]] = (at, commit["uid"])
@@ -126,7 +118,8 @@ def order_of_starts(history: History) -> Iterator[Finding]:
                 continue
             ready[uid] = latest
             if uid in history.dead:
-                latest = max(latest, first_ok.get(uid, last_end.get(uid, (-1, 0))[1]))
+                is_cleared = history.dead[uid].get("reason") == "cleared"  # by an owner that started nothing of it
+                latest = max(latest, first_ok.get(uid, 0 if is_cleared else last_end.get(uid, (-1, 0))[1]))
             elif uid in history.committed or uid in first_ok:
                 latest = max(latest, first_ok.get(uid, NEVER))
         highest = -1
@@ -134,13 +127,7 @@ def order_of_starts(history: History) -> Iterator[Finding]:
             stale = run.tok is not None and run.tok < highest
             highest = max(highest, run.tok if run.tok is not None else -1)
             if not stale and run.start < ready.get(run.uid, 0):
-                yield (
-                    "S2b",
-                    (
-                        f"ticket {ticket}: {run.uid} was started by {run.who} (token {run.tok}) before an earlier"
-                        " message had ended"
-                    ),
-                )
+                yield "S2b", f"ticket {ticket}: {run.uid} was started by {run.who} (token {run.tok}) before its turn"
 
 
 def exclusion(history: History) -> Iterator[Finding]:
@@ -158,13 +145,7 @@ def exclusion(history: History) -> Iterator[Finding]:
         for commit in commits:
             before = bisect.bisect_left(starts, commit["t"])
             if before and commit["tok"] is not None and highest[before - 1] > commit["tok"]:
-                yield (
-                    "S3",
-                    (
-                        f"ticket {ticket}: {commit['uid']} was committed under {commit['tok']} after"
-                        f" {highest[before - 1]} had started"
-                    ),
-                )
+                yield "S3", f"ticket {ticket}: {commit['uid']} has token {commit['tok']}, behind {highest[before - 1]}"
 
 
 def _excused_overlap(history: History, early: Execution) -> bool:
@@ -179,22 +160,13 @@ def tokens(history: History) -> Iterator[Finding]:
     granted = {(run.ticket, run.tok, run.who) for run in history.executions}
     for run in history.executions:
         if holder.setdefault((run.ticket, run.tok), run.owner) != run.owner:
-            yield (
-                "S4",
-                f"ticket {run.ticket}: token {run.tok} was given to {holder[(run.ticket, run.tok)]} and to {run.owner}",
-            )
+            yield "S4", f"ticket {run.ticket}: token {run.tok} is of {holder[(run.ticket, run.tok)]} and {run.owner}"
     for ticket, runs in history.by_ticket.items():
         highest, since = -1, 0
         for run in runs:
             tok = run.tok if run.tok is not None else -1
             if tok < highest and not history.frozen(run.who, since - _JUST_BEFORE_NS, run.start):
-                yield (
-                    "S4",
-                    (
-                        f"ticket {ticket}: {run.uid} was started by {run.who} under token {tok} after {highest} had"
-                        " started"
-                    ),
-                )
+                yield "S4", f"ticket {ticket}: {run.who} started {run.uid} under {tok}, behind {highest}"
             if tok > highest:
                 highest, since = tok, run.start
     last: dict[str, int] = {}
@@ -204,13 +176,7 @@ def tokens(history: History) -> Iterator[Finding]:
             yield "S4", f"ticket {ticket}: {commit['uid']} was committed under {tok} after {last[ticket]}"
         last[ticket] = max(tok if tok is not None else -1, last.get(ticket, -1))
         if (ticket, tok, commit["who"]) not in granted:
-            yield (
-                "S4",
-                (
-                    f"ticket {ticket}: {commit['uid']} was committed by {commit['who']} under {tok}, which started"
-                    " nothing under it"
-                ),
-            )
+            yield "S4", f"ticket {ticket}: {commit['who']} started nothing under {tok}, and committed {commit['uid']}"
 
 
 def effects_once(history: History) -> Iterator[Finding]:
@@ -227,10 +193,7 @@ def effects_once(history: History) -> Iterator[Finding]:
             due[send["ticket"]] += send.get("amount", 0)
     for ticket in sorted(set(due) | set(accounts)):
         if due[ticket] != accounts.get(ticket, 0):
-            yield (
-                "S6",
-                f"ticket {ticket}: the account has {accounts.get(ticket, 0)}, the messages add up to {due[ticket]}",
-            )
+            yield "S6", f"ticket {ticket}: the account has {accounts.get(ticket, 0)}, and {due[ticket]} are due"
 
 
 def attempts(history: History) -> Iterator[Finding]:
@@ -247,10 +210,7 @@ def attempts(history: History) -> Iterator[Finding]:
             and letter["reason"] == "attempts_exhausted"
             and len({run.who for run in runs}) == 1
         ):
-            yield (
-                "S8",
-                f"{letter['uid']}: {stored} attempts are stored, it was started {len(runs)} times by one process",
-            )
+            yield "S8", f"{letter['uid']}: {stored} attempts are stored, of {len(runs)} by one process"
 
 
 def _unseen_starts(history: History, uid: str) -> int:

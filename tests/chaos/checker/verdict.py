@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .history import NEVER, History
 from .liveness import Recoveries, leaks, liveness, vacuity
 from .safety import safety
+from .talk import talked
 
 #: Violations that are told one by one; the counts are complete.
 _MOST_TOLD = 40
@@ -51,7 +52,7 @@ class Verdict:
 
 def judge(history: History) -> Verdict:
     """Apply every rule."""
-    violations = [Violation(rule, text) for rule, text in safety(history)]
+    violations = [Violation(rule, text) for rule, text in (*safety(history), *talked(history))]
     recoveries = Recoveries.of(history)
     violations += [Violation("L1", text) for text in recoveries.late]
     violations += [Violation(rule, text) for rule, text in liveness(history)]
@@ -95,6 +96,8 @@ def count(history: History, recoveries: Recoveries) -> dict[str, int]:
             "stalls": len(history.of("stall")),
             "cut_short": sum(e.finish is None and e.end < NEVER for e in executions),
             "recoveries": len(recoveries.seconds),
+            "merged": sum(record["r"] == "merged" for record in history.of("ran")),
+            "answers": sum(record["r"] != "part" for record in history.of("answer")),
             "tokens": len({(e.ticket, e.tok) for e in executions}),
         }
     )

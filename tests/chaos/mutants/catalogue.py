@@ -257,7 +257,7 @@ BUGS = (
         mutant(
             "deliveries instead of attempts",
             Replace("usher.consumer.execution.inbox_reader:InboxReader._attempts", _deliveries_are_attempts),
-            CodeEdit("usher.consumer.execution.inbox_reader:InboxReader._fill_lanes", "if any_tried", "if True"),
+            CodeEdit("usher.consumer.execution.inbox_reader:InboxReader._fill_lanes", "if self._tried", "if True"),
         ),
         _OWN + "neighbours_of_a_killer_are_not_charged",
         "K12",

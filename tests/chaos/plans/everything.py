@@ -50,27 +50,12 @@ def everything(cluster: Cluster, seconds: float) -> None:
         time.sleep(rng.uniform(0.1, 0.8))
 
 
+# fmt: off
 PLANS: tuple[Plan, ...] = (
-    Plan(
-        "K16",
-        "everything",
-        everything,
-        ("faults",),
-        often=(
-            "kill",
-            "pause",
-            "zombies",
-            "fenced",
-            "redelivered",
-            "dropped_replies",
-            "leader_changes",
-            "dlq",
-            "double_sends",
-            "kill_arbiter",
-        ),
-        shape=Shape(proxied=ALL_LINKS),
-        load=Load(rate=100, double_sends=0.05, fail_before=0.05, fail_after=0.03, poison=0.01),
-        seconds=6.0,
-        drain_s=12.0,
-    ),
+    Plan("K16", "everything", everything, ("faults",),
+         often=("kill", "pause", "zombies", "fenced", "redelivered", "dropped_replies", "leader_changes", "dlq", "double_sends", "kill_arbiter"),
+         shape=Shape(proxied=ALL_LINKS),
+         load=Load(rate=100, double_sends=0.05, fail_before=0.05, fail_after=0.03, poison=0.01), seconds=6.0,
+         drain_s=12.0),
 )
+# fmt: on

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import threading
 from dataclasses import replace
 
 from tests.chaos.injectors import programs
 from tests.chaos.plans.messages import hanging
-from tests.chaos.plans.plan import Plan, gap_s, rounds
+from tests.chaos.plans.plan import Plan, gap_s, nothing_more, rounds
 from tests.chaos.plans.programs import consumer_kills
 from tests.chaos.rig.cluster import HANDLER, Cluster, Shape
 from tests.chaos.rig.producer import Load
-from usher import Producer
-from usher.common.base.errors import RedisTrouble
 
 _ASYNC = f"{HANDLER}_async"
 _BATCHES = tuple(f"tests.chaos.rig.batches:{name}" for name in ("mapped", "partial", "whole"))
@@ -35,68 +30,40 @@ def changing_kinds(cluster: Cluster, seconds: float) -> None:
         programs.wait_until_back(cluster, name)
 
 
-def interrupting(cluster: Cluster, seconds: float) -> None:
-    """Consumers are killed while somebody interrupts every ticket, all the time."""
-    ended = threading.Event()
-
-    def interrupt() -> None:
-        producer = Producer(f"redis://127.0.0.1:{cluster.redis.port}/0")
-        for number in itertools.count():
-            if ended.wait(0.01):
-                break
-            with contextlib.suppress(RedisTrouble):
-                producer.interrupt(f"T{number % 5}")
-        producer.close()
-
-    somebody = threading.Thread(target=interrupt)
-    somebody.start()
-    try:
-        consumer_kills(cluster, seconds)
-    finally:
-        ended.set()
-        somebody.join()
+def while_it_runs(plan: Plan) -> Plan:
+    """The same faults, while users do all that they can do to tickets at work (talk.py), of handlers that absorb."""
+    load = replace(plan.load, tickets=8, skew=0.3, rate=40, work_ms=15, sources=0, talks=True)
+    load = replace(load, fail_before=0.03, fail_after=0.03, poison=0.005, abort=0.0, die_again=0.0)
+    must = ("calls_answered", "interrupts", "clears", "behind", "merged", "parts")
+    return replace(
+        plan,
+        name=plan.name + "w",
+        load=load,
+        shape=replace(plan.shape, handlers=_ABSORBING),
+        must=tuple(dict.fromkeys((*(name for name in plan.must if not name.startswith("starts_")), *must))),
+        often=("calls_failed", "calls_timed_out", "starts_absorbing", "starts_absorbing_async"),
+        extra=nothing_more if plan.gently else plan.extra,
+        drain_s=plan.drain_s + 4.0,
+    )
 
 
+# fmt: off
 PLANS: tuple[Plan, ...] = (
-    Plan(
-        "K12d",
-        "async handlers that hang",
-        hanging,
-        ("handlers_hung", "dlq", "redelivered", "starts_async"),
-        strict=True,
-        shape=Shape(max_attempts=2, environ={"USHER_HANDLER_SECONDS": "0.8", "USHER_HANDLER": _ASYNC}),
-        load=Load(rate=100, work_ms=20),
+    Plan("K12d", "async handlers that hang", hanging, ("handlers_hung", "dlq", "redelivered", "starts_async"),
+         strict=True,
+         shape=Shape(max_attempts=2, environ={"USHER_HANDLER_SECONDS": "0.8", "USHER_HANDLER": _ASYNC}),
+         load=Load(rate=100, work_ms=20), brief=False),
+    Plan("K19", "batch handlers of three kinds", consumer_kills,
+         ("kill", "redelivered", "starts_batch", "starts_batch_async", "repeated", "dlq"), strict=True,
+         shape=Shape(handlers=_BATCHES, max_attempts=3), load=_FAILING, brief=False),
+    replace(
+        while_it_runs(
+            Plan("K19", "runs that absorb, talked to", consumer_kills, ("kill", "redelivered", "dlq"), strict=True)
+        ),
         brief=False,
     ),
-    Plan(
-        "K19",
-        "batch handlers of three kinds",
-        consumer_kills,
-        ("kill", "redelivered", "starts_batch", "starts_batch_async", "repeated", "dlq"),
-        strict=True,
-        shape=Shape(handlers=_BATCHES, max_attempts=3),
-        load=_FAILING,
-        brief=False,
-    ),
-    Plan(
-        "K19a",
-        "runs that absorb, interrupted",
-        interrupting,
-        ("kill", "redelivered", "starts_absorbing", "starts_absorbing_async", "repeated", "dlq"),
-        strict=True,
-        shape=Shape(handlers=_ABSORBING, max_attempts=3),
-        load=replace(_FAILING, rate=80, tickets=5),
-        brief=False,
-    ),
-    Plan(
-        "K20",
-        "handler kinds that change",
-        changing_kinds,
-        ("kill", "restart", "redelivered", "starts_thread", "starts_async", "starts_batch"),
-        strict=True,
-        load=_FAILING,
-        seconds=7.0,
-        varies=False,
-        brief=False,
-    ),
+    Plan("K20", "handler kinds that change", changing_kinds,
+         ("kill", "restart", "redelivered", "starts_thread", "starts_async", "starts_batch"), strict=True,
+         load=_FAILING, seconds=7.0, varies=False, brief=False),
 )
+# fmt: on

@@ -73,23 +73,11 @@ def _swizzle(cluster: Cluster) -> None:
     cluster.counts["swizzles"] += 1
 
 
+# fmt: off
 PLANS: tuple[Plan, ...] = (
-    Plan(
-        "K5",
-        "half-open links",
-        lost_replies,
-        ("dropped_replies", "in_doubt", "dlq"),
-        shape=Shape(proxied=frozenset({"redis"})),
-        load=Load(rate=100, poison=0.08),
-    ),
-    Plan(
-        "K6",
-        "partitions",
-        partitions,
-        ("isolated", "swizzles", "report_cuts", "redelivered", "leader_changes"),
-        shape=Shape(proxied=ALL_LINKS),
-        load=Load(rate=100),
-        seconds=6.0,
-        brief=False,
-    ),
+    Plan("K5", "half-open links", lost_replies, ("dropped_replies", "in_doubt", "dlq"),
+         shape=Shape(proxied=frozenset({"redis"})), load=Load(rate=100, poison=0.08)),
+    Plan("K6", "partitions", partitions, ("isolated", "swizzles", "report_cuts", "redelivered", "leader_changes"),
+         shape=Shape(proxied=ALL_LINKS), load=Load(rate=100), seconds=6.0, brief=False),
 )
+# fmt: on

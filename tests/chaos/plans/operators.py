@@ -103,52 +103,17 @@ def repeats_are_told(history: History, cluster: Cluster) -> Iterator[str]:
             yield f"{uid} at {at} came again, and the alarm tells {ranges}"
 
 
+# fmt: off
 PLANS: tuple[Plan, ...] = (
-    Plan(
-        "K14",
-        "SCRIPT FLUSH, XDEL",
-        operator_errors,
-        ("script_flushes", "deleted_pending", "dlq"),
-        strict=True,
-        shape=Shape(tuned={"TICKET_WINDOW": 2}),
-        seconds=4.0,
-        extra=deletions_are_told,
-    ),
-    Plan(
-        "K14t",
-        "XTRIM",
-        trim_all,
-        ("deleted", "dlq"),
-        strict=True,
-        shape=Shape(tuned={"TICKET_WINDOW": 2}),
-        seconds=4.0,
-        brief=False,
-    ),
-    Plan(
-        "K14x",
-        "XADD MAXLEN of a producer",
-        cuts_by_producers,
-        ("cut_unread", "cut_pending", "kill_leader"),
-        shape=Shape(tuned={"TICKET_WINDOW": 2}, is_shipped=True),
-        extra=cuts_are_told,
-        brief=False,
-    ),
-    Plan(
-        "K14f",
-        "FLUSHALL",
-        flush_all,
-        ("flush_all", "deleted", "group_lost"),
-        seconds=3.0,
-        extra=losses_are_told,
-        brief=False,
-    ),
-    Plan(
-        "K14g",
-        "XGROUP DESTROY",
-        destroy_group,
-        ("destroy_group", "redelivered", "group_lost"),
-        seconds=4.0,
-        extra=repeats_are_told,
-        brief=False,
-    ),
+    Plan("K14", "SCRIPT FLUSH, XDEL", operator_errors, ("script_flushes", "deleted_pending", "dlq"), strict=True,
+         shape=Shape(tuned={"TICKET_WINDOW": 2}), seconds=4.0, extra=deletions_are_told),
+    Plan("K14t", "XTRIM", trim_all, ("deleted", "dlq"), strict=True, shape=Shape(tuned={"TICKET_WINDOW": 2}),
+         seconds=4.0, brief=False),
+    Plan("K14x", "XADD MAXLEN of a producer", cuts_by_producers, ("cut_unread", "cut_pending", "kill_leader"),
+         shape=Shape(tuned={"TICKET_WINDOW": 2}, is_shipped=True), extra=cuts_are_told, brief=False),
+    Plan("K14f", "FLUSHALL", flush_all, ("flush_all", "deleted", "group_lost"), seconds=3.0, extra=losses_are_told,
+         brief=False),
+    Plan("K14g", "XGROUP DESTROY", destroy_group, ("destroy_group", "redelivered", "group_lost"), seconds=4.0,
+         extra=repeats_are_told, brief=False),
 )
+# fmt: on

@@ -22,7 +22,7 @@ Extra = Callable[[History, Cluster], Iterator[str | Violation]]
 ALL_LINKS = frozenset({"redis", "http", "ping"})
 
 
-def _nothing_more(_history: History, _cluster: Cluster) -> Iterator[str | Violation]:
+def nothing_more(_history: History, _cluster: Cluster) -> Iterator[str | Violation]:
     yield from ()
 
 
@@ -42,7 +42,7 @@ class Plan:
     load: Load = field(default_factory=Load)
     seconds: float = 5.0
     drain_s: float = 8.0
-    extra: Extra = _nothing_more
+    extra: Extra = nothing_more
     gently: bool = False
     brief: bool = True  # part of the short run
     known: str = ""  # why it does not hold yet

@@ -65,25 +65,12 @@ def only_the_tail_is_lost(_history: History, cluster: Cluster) -> Iterator[str]:
         yield f"{cluster.counts['lost_in_the_middle']} messages survived that were accepted after lost ones"
 
 
+# fmt: off
 PLANS: tuple[Plan, ...] = (
-    Plan(
-        "K7a",
-        "redis killed, always",
-        redis_kills,
-        ("kill_redis", "turns_failed"),
-        shape=Shape(fsync="always"),
-        strict=True,
-        seconds=3.0,
-    ),
-    Plan(
-        "K7b",
-        "redis killed, everysec",
-        redis_kills,
-        ("kill_redis", "turns_failed"),
-        strict=True,
-        seconds=3.0,
-        brief=False,
-    ),
+    Plan("K7a", "redis killed, always", redis_kills, ("kill_redis", "turns_failed"), shape=Shape(fsync="always"),
+         strict=True, seconds=3.0),
+    Plan("K7b", "redis killed, everysec", redis_kills, ("kill_redis", "turns_failed"), strict=True, seconds=3.0,
+         brief=False),
     Plan(
         "K7r",
         "append-only file rewritten, kills",
@@ -95,26 +82,14 @@ PLANS: tuple[Plan, ...] = (
         strict=True,
         brief=False,
     ),
-    Plan(
-        "K7c",
-        "CLIENT PAUSE, CLIENT KILL",
-        client_pauses_and_kills,
-        ("held_calls", "killed_clients", "in_doubt"),
-        seconds=4.5,
-        brief=False,
-    ),
+    Plan("K7c", "CLIENT PAUSE, CLIENT KILL", client_pauses_and_kills, ("held_calls", "killed_clients", "in_doubt"),
+         seconds=4.5, brief=False),
     Plan("K7p", "redis paused", redis_pauses, ("pause_redis",), seconds=8.0, brief=False),
     Plan("K8", "power loss", power_losses, ("power_loss", "lost_tail"), seconds=5.0, extra=only_the_tail_is_lost),
-    Plan(
-        "K15",
-        "clock of Redis set by an hour",
-        clock_steps,
-        ("clock_back", "clock_forward", "kill", "redelivered", "leases_clamped", "incarnations_ended"),
-        often=("kill_leader", "leads_clamped"),
-        shape=Shape(has_clock=True),
-        seconds=9.0,
-        drain_s=25.0,
-        brief=False,
-    ),
+    Plan("K15", "clock of Redis set by an hour", clock_steps,
+         ("clock_back", "clock_forward", "kill", "redelivered", "leases_clamped", "incarnations_ended"),
+         often=("kill_leader", "leads_clamped"), shape=Shape(has_clock=True), seconds=9.0, drain_s=25.0,
+         brief=False),
     Plan("K13", "memory full", no_memory, ("full", "refused_sends", "effects_while_full"), strict=True, brief=False),
 )
+# fmt: on

@@ -33,42 +33,19 @@ def sources_and_group_destroyed(cluster: Cluster, seconds: float) -> None:
             redis_faults.delete_sources(cluster, 2)
 
 
+# fmt: off
 PLANS: tuple[Plan, ...] = (
-    Plan(
-        "K17",
-        "50 streams, masters killed",
-        gatherers_and_consumers_killed,
-        ("kill", "kill_leader", "kill_standby", "redelivered", "shares_changed"),
-        strict=True,
-        load=Load(tickets=4, sources=50),
-        seconds=7.0,
-    ),
-    Plan(
-        "K17m",
-        "50 streams, memory full",
-        no_memory,
-        ("full", "refused_sends", "effects_while_full", "OOM"),
-        strict=True,
-        load=Load(tickets=4, sources=50),
-        brief=False,
-    ),
-    Plan(
-        "K17d",
-        "50 streams, leases deleted",
-        deleted_leases,
-        ("lease_deleted", "redelivered", "refused", "starts_dies"),
-        often=("zombies", "fenced"),
-        load=Load(rate=100, tickets=4, sources=50, work_ms=60, die_again=0.15, die_again_ms=400),
-        drain_s=15.0,
-        brief=False,
-    ),
-    Plan(
-        "K17g",
-        "sources and work group destroyed",
-        sources_and_group_destroyed,
-        ("destroyed_source_groups", "destroy_group", "deleted_sources", "group_lost", "redelivered"),
-        load=Load(tickets=4, sources=50),
-        seconds=6.0,
-        brief=False,
-    ),
+    Plan("K17", "50 streams, masters killed", gatherers_and_consumers_killed,
+         ("kill", "kill_leader", "kill_standby", "redelivered", "shares_changed"), strict=True,
+         load=Load(tickets=4, sources=50), seconds=7.0),
+    Plan("K17m", "50 streams, memory full", no_memory, ("full", "refused_sends", "effects_while_full", "OOM"),
+         strict=True, load=Load(tickets=4, sources=50), brief=False),
+    Plan("K17d", "50 streams, leases deleted", deleted_leases,
+         ("lease_deleted", "redelivered", "refused", "starts_dies"), often=("zombies", "fenced"),
+         load=Load(rate=100, tickets=4, sources=50, work_ms=60, die_again=0.15, die_again_ms=400), drain_s=15.0,
+         brief=False),
+    Plan("K17g", "sources and work group destroyed", sources_and_group_destroyed,
+         ("destroyed_source_groups", "destroy_group", "deleted_sources", "group_lost", "redelivered"),
+         load=Load(tickets=4, sources=50), seconds=6.0, brief=False),
 )
+# fmt: on

@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.chaos.rig.handler import Poisoned, skip, steps
-from usher import PartialFailure, batch
+from usher import GiveUp, PartialFailure, RetryLater, batch
+from usher.common.base.errors import NotNow
 
 _MOST = 6
 
@@ -58,22 +59,54 @@ async def whole(messages: Sequence[Any]) -> None:
             raise problem
 
 
-def absorbing(message: Any) -> None:
-    """What waits joins the run as it begins, and at its end."""
-    for few in ([message, *message.absorb(3)], message.absorb()):
+def _stages(message: Any) -> Iterator[list[Any]]:
+    """What joins the run as it begins, between its steps, and at its end."""
+    yield [message, *message.absorb(3)]
+    yield message.absorb(1)
+    yield message.absorb()
+
+
+class _Run:
+    """What callers are told: which run answers, under which fence, and what it took."""
+
+    def __init__(self, message: Any) -> None:
+        self.message, self.took = message, list[str]()
+
+    def begins(self, one: Any) -> Any:
+        self.took.append(one.id)
+        with contextlib.suppress(NotNow):
+            self.message.progress(len(self.took))
+        return one
+
+    def ends(self, is_interrupted: bool) -> Any:
+        """One that is interrupted ends at once: well, by RetryLater, or by GiveUp."""
+        if is_interrupted and (way := int(self.message.id.partition("-")[0]) % 8) < 4:
+            raise GiveUp("interrupted") if way == 0 else RetryLater(0.01)
+        return {"run": self.message.id, "tok": self.message.fence, "attempt": self.message.attempt, "took": self.took}
+
+
+def absorbing(message: Any) -> Any:
+    run = _Run(message)
+    for few in _stages(message):
         for one in few:
-            for seconds in steps(one, "absorbing"):
-                time.sleep(seconds)
+            for seconds in steps(run.begins(one), "absorbing"):
+                message.cancelled.wait(seconds)
+        if message.cancelled.is_set():
+            break
+    return run.ends(message.cancelled.is_set())
 
 
-async def absorbing_async(message: Any) -> None:
-    """As it begins, and while it waits for more. Who interrupts it ends the wait, and nothing else."""
-    few = [message, *message.absorb(3)]
-    with contextlib.suppress(asyncio.CancelledError):
-        few += filter(None, [await message.more(0.02)])
-    for one in few:
-        for seconds in steps(one, "absorbing_async"):
-            end_s = time.monotonic() + seconds
-            while (left_s := end_s - time.monotonic()) > 0:
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.sleep(left_s)
+async def absorbing_async(message: Any) -> Any:
+    """Who interrupts it ends a wait, and nothing else, until it looks."""
+    run, told = _Run(message), contextlib.suppress(asyncio.CancelledError)
+    for few in _stages(message):
+        if few and not message.cancelled.is_set():
+            with told:
+                few += filter(None, [await message.more(0.02)])
+        for one in few:
+            for seconds in steps(run.begins(one), "absorbing_async"):
+                with told:
+                    await asyncio.sleep(seconds)
+        if message.cancelled.is_set():
+            break
+    return run.ends(message.cancelled.is_set())

@@ -22,6 +22,7 @@ from tests.chaos.rig.producer import STREAM, Load, Producer, Tail
 from tests.chaos.rig.records import HistoryWriter, now_ns
 from tests.chaos.rig.redis_server import RedisServer
 from tests.chaos.rig.sink import Sink
+from tests.chaos.rig.talk import LIMIT, Talk
 from tests.chaos.rig.wire import Refused, Unknown
 from tests.hands import free_port
 from tests.tuned import TUNED, tuned
@@ -97,6 +98,7 @@ class Cluster:
         self.proxies = stack.enter_context(Proxies(random.Random(self._seed + 1)))
         self.producer = Producer(self.redis.port, self.history, self._load, self._seed)
         stack.callback(self.producer.stop)
+        self.talk = Talk(self.redis.port, GROUP, self.producer, self.counts) if self._load.talks else None
         self.tail = Tail(self.redis.port, self.history, self._load)
         stack.callback(self.tail.finish)
         self.state = State(self.redis.port, self._load.sources and self._load.streams)
@@ -198,6 +200,8 @@ class Cluster:
         """Let the messages come."""
         self._held_before = {program.worker: held_by(program.worker) for program in self.restarter.programs.values()}
         self.producer.start()
+        if self.talk:
+            self.talk.start()
 
     def program(self, name: str) -> Program:
         return self.restarter.programs[name]
@@ -226,6 +230,8 @@ class Cluster:
         read the history."""
         began = now_ns()
         self.proxies.heal()
+        if self.talk:
+            self.talk.stop()
         self.producer.stop()
         self._wait_quiet(drain_s)
         quiet_ns = now_ns() - began
@@ -235,6 +241,8 @@ class Cluster:
         ]
         self.tail.finish()
         self._note_dead_letters()
+        if self.talk:
+            self.talk.note(self.state.prefix)
         clean = self.restarter.stop(self.consumer_names, self.shape.drain_s + 6 if gently else 0.0)
         for commit in self.sink.commits():
             self.history.write("commit", **commit)
@@ -244,6 +252,8 @@ class Cluster:
         self.counts["redis_starts"], self.counts["restarts"] = self.redis.starts, self.restarter.restarts
         self.counts["ended_by_themselves"] = int(clean)
         self.history.write("counters", **self.counts)
+        if self.talk:
+            self.history.write("terms", talks=True, limit=LIMIT)
         self.history.write("terms", max_attempts=self.shape.max_attempts, drain_ns=int(drain_s * _S), **terms)
         return History.read(self.history_path.read_text("utf-8", "surrogateescape"))
 

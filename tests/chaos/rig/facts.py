@@ -149,27 +149,15 @@ class State:
 
 #: Actions of the log that are counted, by the name of the counter.
 _ACTIONS = {
-    "leader_elected": "elections",
-    "leader_fenced": "leaders_fenced",
-    "leadership_uncertain": "in_doubt",
-    "takeover_completed": "adoptions",
-    "consumer_recovered": "recovered",
-    "orphaned_entries_found": "strays_found",
-    "worker_leaves": "incarnations_ended",
-    "report_dropped": "reports_dropped",
-    "lease_revoked": "revoked",
-    "lease_not_renewed": "renewals_failed",
-    "service_retrying": "turns_failed",
-    "handler_stuck": "handlers_hung",
-    "messages_rejected": "rejected",
-    "group_lost": "group_lost",
-    "consumer_registered": "incarnations",
-    "shards_assigned": "shares_changed",
-    "source_group_created": "source_groups_made",
-    "lease_too_long": "leases_clamped",
-    "leadership_lease_too_long": "leads_clamped",
+    "leader_elected": "elections", "leader_fenced": "leaders_fenced", "leadership_uncertain": "in_doubt",
+    "takeover_completed": "adoptions", "consumer_recovered": "recovered", "orphaned_entries_found": "strays_found",
+    "worker_leaves": "incarnations_ended", "report_dropped": "reports_dropped", "lease_revoked": "revoked",
+    "lease_not_renewed": "renewals_failed", "service_retrying": "turns_failed", "handler_stuck": "handlers_hung",
+    "messages_rejected": "rejected", "group_lost": "group_lost", "consumer_registered": "incarnations",
+    "shards_assigned": "shares_changed", "source_group_created": "source_groups_made",
+    "lease_too_long": "leases_clamped", "leadership_lease_too_long": "leads_clamped",
     "waiting_limit_reached": "read_ahead",
-}
+}  # fmt: skip
 
 
 def events(logs: Iterable[Path], action: str) -> list[dict[str, Any]]:

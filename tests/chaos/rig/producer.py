@@ -37,6 +37,7 @@ class Load:
     abort: float = 0.0
     die_again: float = 0.0  # the second start ends its process ...
     die_again_ms: int = 0  # ... after so long
+    talks: bool = False  # users interrupt, clear, call while all runs (talk.py)
     sources: int = 0  # so many ticket streams, which Usher gathers; 0: one
 
     @property
@@ -53,7 +54,7 @@ class Producer:
 
     def __init__(self, port: int, history: HistoryWriter, load: Load, seed: int) -> None:
         self._wire = Wire(port)
-        self._history = history
+        self.history = history
         self.load = load
         self._rng = random.Random(seed)
         self._weights = list(itertools.accumulate((n + 1) ** -load.skew for n in range(load.tickets)))
@@ -97,7 +98,7 @@ class Producer:
                 return None
         shown = next((parts[at + 1] for at in range(0, len(parts), 2) if parts[at] in ("ticket_id", _TICKET)), "")
         ticket = shown.decode(errors="replace") if isinstance(shown, bytes) else shown
-        self._history.write("send", uid=mid, ticket=ticket, expect=expect, amount=0, r="ok", t0=t0, t1=now_ns())
+        self.history.write("send", uid=mid, ticket=ticket, expect=expect, amount=0, r="ok", t0=t0, t1=now_ns())
         return str(mid)
 
     def send_cutting(self, ticket: str, keep: int, group: str) -> tuple[list[str], list[str]]:
@@ -114,12 +115,20 @@ class Producer:
             call("XRANGE", STREAM, "-", "+")
             taken, before, mid, after = call("EXEC")
             self.mids[mid.decode()], self.accepted[uid] = uid, now_ns()
-        self._history.write(
+        self.history.write(
             "send", uid=uid, ticket=ticket, expect="effect", amount=int(uid[1:]), r="ok", t0=t0, t1=now_ns()
         )
         given, first = position(taken.decode().split()[0]), position(after[0][0].decode())
         cut = [entry_id.decode() for entry_id, _ in before if position(entry_id.decode()) < first]
         return [one for one in cut if position(one) > given], [one for one in cut if position(one) <= given]
+
+    def took(self, uid: str, ticket: str, expect: str, amount: int, r: str, t0: int, mid: str = "") -> None:
+        """Note what another one has sent."""
+        with self._lock:
+            t1 = now_ns()
+            if r == "ok":
+                self.mids[mid], self.accepted[uid] = uid, t1
+        self.history.write("send", uid=uid, ticket=ticket, expect=expect, amount=amount, r=r, t0=t0, t1=t1)
 
     def _run(self) -> None:
         due_s = time.monotonic()
@@ -132,7 +141,7 @@ class Producer:
         load, rng = self.load, self._rng
         ticket = f"T{rng.choices(range(load.tickets), cum_weights=self._weights)[0]}"
         fields = {"work_ms": f"{min(load.work_ms * 10, rng.lognormvariate(0, 0.6) * load.work_ms):.2f}"}
-        expect = "effect"
+        expect = "either" if load.talks else "effect"
         kind = rng.random()
         for part, name, value in (
             (load.poison, "fail", "always"),
@@ -143,7 +152,7 @@ class Producer:
         ):
             if kind < part:
                 fields[name] = value
-                expect = "dlq" if value == "always" else expect
+                expect = "dlq" if value == "always" and not load.talks else expect
                 break
             kind -= part
         uid = self.send(ticket, expect, **fields)
@@ -170,7 +179,7 @@ class Producer:
             t1 = now_ns()
             if answer == "ok":
                 self.accepted[uid] = t1
-        self._history.write(
+        self.history.write(
             "send", uid=uid, ticket=ticket, expect=expect, amount=int(fields["amount"]), r=answer, t0=t0, t1=t1
         )
 

@@ -50,27 +50,9 @@ class RedisServer:
 
     def start(self) -> None:
         """Start on the data that are there, and wait until it serves."""
-        command = [
-            self._server,
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--dir",
-            str(self._folder),
-            "--save",
-            "",
-        ]
-        command += [
-            "--appendonly",
-            "yes",
-            "--appendfsync",
-            self._fsync,
-            "--auto-aof-rewrite-percentage",
-            "0",
-            "--maxmemory-policy",
-            "noeviction",
-        ]
+        options = f"--port {self.port} --bind 127.0.0.1 --appendonly yes --appendfsync {self._fsync}"
+        options += " --auto-aof-rewrite-percentage 0 --maxmemory-policy noeviction"
+        command = [self._server, *options.split(), "--dir", str(self._folder), "--save", ""]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
