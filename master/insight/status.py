@@ -293,6 +293,10 @@ class StatusReader:
         found = _document(self._link.call("HGET", self._keys.archived, "history"))
         return found and found | {"until_ms": self.proven_until_ms()}
 
+    def report(self) -> dict[str, Any] | None:
+        """Return the head of the last `usher report`."""
+        return _document(self._link.call("HGET", self._keys.archived, "report"))
+
     def proven_until_ms(self) -> int | None:
         """Return until when history is proven from the archive, by Redis' clock; None without a proof."""
         noted = self._link.call("HGET", self._keys.archived, "proven_until_ms")
