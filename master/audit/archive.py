@@ -137,7 +137,7 @@ class DataSet:
         """Remove files, of a store those that are there for so long."""
         for name in names:
             if self._store is None:
-                (self.folder / name).unlink()
+                (self.folder / name).unlink(missing_ok=True)
             elif datetime.now(UTC) - self._store.modified(f"{self._root}/{name}") >= since:
                 self._store.rm_file(f"{self._root}/{name}")
 
