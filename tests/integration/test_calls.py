@@ -170,3 +170,18 @@ def test_a_reply_stream_that_was_made_anew_with_lower_ids_is_read(asking: tuple[
     link.call("XADD", key, "5-0", "call", 1, "json", 2)
     assert not list(answers)
     assert answers.result == 2
+
+
+def test_callers_of_what_a_run_absorbs_after_it_set_its_result_get_it_also_when_it_absorbed_nothing_before(
+    usher_kit: Callable[..., Kit],
+) -> None:
+    def handle(message: Message) -> None:
+        message.result({"all": True})
+        message.absorb()
+
+    kit = usher_kit(handle)
+    for call in range(3):
+        _asks(kit, "{ticket_stream}", call)
+    kit.run()
+    told = kit.producer._link.call("XRANGE", f"{{ticket_stream}}:replies:{'0' * 32}", "-", "+")
+    assert [pairs(fields).get(b"json") for _, fields in told] == [b'{"all":true}'] * 3

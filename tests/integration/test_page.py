@@ -7,6 +7,7 @@ import html
 import re
 
 import click
+import orjson
 import pytest
 from werkzeug.test import Client
 
@@ -105,7 +106,15 @@ def test_every_page_is_there_for_a_busy_system(site: Site, world: World) -> None
     assert "2023-11-14 22:15:00" in shown
     assert "a &lt;i&gt; gap" in shown
     assert "s: not sure" in shown
-    world.link.call("HSET", world.keys.archived, "history", b'{"other":[1]}')
+    head = dict.fromkeys((f"{what}_p{n}_ms" for what in ("wait", "run") for n in (50, 95, 99)), 2000) | {"letters": 0}
+    head |= {"days": 30, "at_ms": 1_700_000_000_000, "executions": 5, "retries": 1, "worker_s": 7200}
+    world.link.call("HSET", world.keys.archived, "report", orjson.dumps(head))
+    assert re.search("Worker hours</dt><dd[^>]*>2.0<", site.get("/audit").text)
+    for odd in (b'{"findings":[3]}', b'{"findings":7}', b'{"findings":[{"examples":null}],"started_ms":"soon"}'):
+        world.link.call("SET", world.keys.audit, odd)
+        shown = site.get("/audit").text
+        assert "of another version of Usher; the next audit" in shown and "a &lt;i&gt; gap" in shown
+    world.link.call("HSET", world.keys.archived, "history", b'{"other":[1]}', "report", b'{"executions":"x"}')
     assert "Nothing is proven beyond" in site.get("/audit").text
     assert "has this entry pending" in site.get("/streams").text
 
@@ -209,8 +218,10 @@ def test_rules_are_set_and_lifted(site: Site, world: World) -> None:
     assert (
         site.post("/rules/set", target="pattern", value="T*", action="slow", rate_per_second="2.5").status_code == 303
     )
+    limit = {"target": "everything", "action": "limit", "value": "", "rate_per_second": "", "ticket_limit": "20"}
+    assert site.post("/rules/set", **limit).status_code == 303
     rules = site.get("/rules").text
-    assert all(text in rules for text in ("asked", "T*", "2.5 /s"))
+    assert all(text in rules for text in ("asked", "T*", "2.5/s", "20 unfinished messages"))
     assert site.post("/rules/lift", id=rule[1]).status_code == 303
     assert "asked" not in site.get("/rules").text
     for target, action in (("ticket", "pause"), ("x", "pause"), ("everything", "slow")):

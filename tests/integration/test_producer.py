@@ -255,6 +255,9 @@ def test_no_more_of_a_ticket_waits_than_its_limit(link: Link, redis_url: str) ->
     producer.send_many([Outgoing("A", {"n": n}) for n in range(3)])  # all that was sent before is over
     sent = producer.send_many([Outgoing("C", {"n": 0}, uid="c")] * 4 + [Outgoing("C", {"n": n}) for n in (1, 2)])
     assert len({one.id for one in sent}) == 3, "a repeat in a batch counts once"
+    with pytest.raises(Behind, match="only the first 500 of these were sent") as behind:
+        producer.send_many([Outgoing(f"N{n}", {"n": n}) for n in range(500)] + [Outgoing("C", {"n": 3})])
+    assert behind.value.sent == 500
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, True, "3", 10_001])
