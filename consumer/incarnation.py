@@ -114,13 +114,16 @@ class Orders:
         run = min(runs, key=lambda one: rank(one.stream_id)) if runs else None
         if run is None or (order.id and order.id != run.stream_id):
             return False
-        told = self._executor.besides.setdefault(run.stream_id, Beside()).cancelled
-        if not told.is_set():
-            told.set()
-            self._executor.cancel_task(run.stream_id)
         with self._lanes.lock:  # which it needs to absorb anything
+            fresh, besides = Beside(), self._executor.besides
+            beside = besides.setdefault(run.stream_id, fresh)
             if run.stream_id not in [one.stream_id for one in self._journal.running(order.ticket)]:
-                self._executor.besides.pop(run.stream_id, None)
+                if beside is fresh:  # else who ends the run takes it, with what the run absorbed
+                    besides.pop(run.stream_id, None)
+                return False
+        if not beside.cancelled.is_set():
+            beside.cancelled.set()
+            self._executor.cancel_task(run.stream_id)
         if grace := order.what.partition(" ")[2]:
             late = order._replace(id=run.stream_id)
             self._executor.late.append((now_s() + float(grace), lambda: self._cancel(late, run.start_us)))

@@ -179,6 +179,26 @@ def test_what_is_cleared_begins_no_more_while_redis_is_told(usher_kit: Make) -> 
     assert [letter.reason for letter in kit.given_up] == ["attempts_exhausted", "cleared", "cleared"]
 
 
+def test_a_run_that_ends_as_it_is_interrupted_gives_back_what_it_had_absorbed(usher_kit: Make) -> None:
+    """The order finds that it runs, and a moment later that it does not: who ends it has what it absorbed."""
+    runs: list[list[int]] = []
+
+    def talk(message: Message) -> None:
+        runs.append(_numbers(message, *message.absorb(1)))
+        if len(runs) == 1:
+            found = iter([[SimpleNamespace(stream_id=message.stream_id, is_apart=False, start_us=1)], []])
+            journal = SimpleNamespace(running=lambda ticket: next(found))
+            order = Order("interrupt", message.ticket, b"")
+            Orders(kit._executor, journal, None, None).obey(order)  # type: ignore[arg-type]
+            raise RetryLater(0)
+
+    kit = usher_kit(talk)
+    ids = _send(kit, range(3))
+    kit.run()
+    assert runs == [[0, 1], [0, 1], [2]]
+    assert kit.acknowledged == ids
+
+
 def test_who_absorbs_from_another_thread_while_the_run_ends_loses_nothing(usher_kit: Make) -> None:
     """Threads that the handler leaves behind go on absorbing when it has returned."""
     runs: list[list[int]] = []
