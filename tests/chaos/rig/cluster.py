@@ -98,7 +98,8 @@ class Cluster:
         self.proxies = stack.enter_context(Proxies(random.Random(self._seed + 1)))
         self.producer = Producer(self.redis.port, self.history, self._load, self._seed)
         stack.callback(self.producer.stop)
-        self.talk = Talk(self.redis.port, GROUP, self.producer, self.counts) if self._load.talks else None
+        urls = [f"http://127.0.0.1:{self.http_ports[name]}" for name in self.master_names]
+        self.talk = Talk(self.redis.port, GROUP, self.producer, self.counts, urls) if self._load.talks else None
         self.tail = Tail(self.redis.port, self.history, self._load)
         stack.callback(self.tail.finish)
         self.state = State(self.redis.port, self._load.sources and self._load.streams)
