@@ -8,18 +8,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import click
 
-from usher.common.base.errors import HandlerUnusable, UsherError
+from usher.common.base.errors import HandlerUnusable
 from usher.common.base.log import configure
-from usher.common.base.text import escape_control, format_error
+from usher.common.base.text import format_error
 from usher.common.http.serve import START_S, WorkerEnds, check_address, leave, serve
 from usher.common.http.tls import server_tls
 from usher.common.redis.locate import check_at_start, resolve_redis_url
+from usher.common.runtime.fork_guard import end_with_parent
 from usher.common.runtime.settings import load, options
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.incarnation import master_client
@@ -35,41 +37,36 @@ _STEP_S = 0.02
 @click.command(help="Run a consumer: it registers at a master and runs HANDLER on the messages handed over to it.")
 @options(ConsumerSettings)
 def main(flags: dict[str, Any]) -> None:
-    try:
-        settings = load(ConsumerSettings, os.environ, flags)
-        configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
-        check_handler(settings.handler)
-        check_address(settings.bind, "USHER_BIND")
-        redis_url = resolve_redis_url(settings)
-        check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
-        template = Template()
-        ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
-        of_process = leave, partial(leave, for_good=True), ends, template, partial(master_client, settings)
-        program = partial(ConsumerProgram, settings, redis_url, *of_process)
-        serve(
-            program,
-            settings.bind,
-            settings.consumer_name,
-            settings.drain_seconds + 5,
-            tls=server_tls(settings.tls_cert, settings.tls_key),
-            ends=ends,
-        )
-    except UsherError as refused:
-        click.echo(escape_control(f"usher consumer: {refused}", kept="\n"), err=True)
-        sys.exit(2)
+    settings = load(ConsumerSettings, os.environ, flags)
+    configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
+    check_handler(settings.handler)
+    check_address(settings.bind, "USHER_BIND")
+    redis_url = resolve_redis_url(settings)
+    check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
+    template = Template()
+    ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
+    of_process = leave, partial(leave, for_good=True), ends, template, partial(master_client, settings)
+    program = partial(ConsumerProgram, settings, redis_url, *of_process)
+    tls = server_tls(settings.tls_cert, settings.tls_key)
+    serve(program, settings.bind, settings.consumer_name, settings.drain_seconds + 5, tls=tls, ends=ends)
 
 
-def check_handler(spec: str, check: Callable[[], None] = lambda: None) -> None:
+def check_handler(
+    spec: str, check: Callable[[], None] = lambda: None, environ: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Import the handler once in a child process, so that a failing import is reported before anything starts.
 
     A child, because importing may start threads or open connections, which must not exist before the worker is
-    forked. ``check`` is called all the time, and may raise, which ends it. Raises HandlerUnusable.
+    forked. ``check`` is called all the time, and may raise, which ends it. ``environ``: what the programs will have in
+    their environment. Raises HandlerUnusable.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         problem = _FINE
         os.setsid()
+        end_with_parent()  # whose group it has left
+        os.environ.update(environ)
         with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no stderr
             faulthandler.enable()  # says where it stands, if it takes too long
         try:
@@ -87,7 +84,9 @@ def check_handler(spec: str, check: Callable[[], None] = lambda: None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(child, 0)
+            if os.waitpid(child, os.WNOHANG) == (0, 0):  # it may not have had its own group yet
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
     if code == -signal.SIGABRT and not problem:
         raise HandlerUnusable(
             f"USHER_HANDLER={spec}: its module was not imported within {START_S:.0f} s, or aborted; the lines above say"
@@ -121,4 +120,6 @@ def _word_of(child: int, reader: int, most_s: float, check: Callable[[], None]) 
 
 
 if __name__ == "__main__":
-    main()
+    from usher.cli import run
+
+    sys.exit(run(group=main))

@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from usher.common.base.errors import RedisTrouble, UsherError
+from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import configure, event
-from usher.common.base.text import escape_control
 from usher.common.doctor.collector import startup_findings
 from usher.common.http.credentials import check_reach
 from usher.common.http.serve import check_address, serve
@@ -34,19 +33,15 @@ log = logging.getLogger(__name__)
 )
 @options(MasterSettings)
 def main(flags: dict[str, Any]) -> None:
-    try:
-        settings = load(MasterSettings, os.environ, flags)
-        configure("master", settings.log_level, settings.log_format, settings.secrets)
-        check_reach(settings.bind, settings.api_token, settings.tokens_file)
-        check_address(settings.bind, "USHER_BIND")
-        redis_url = resolve_redis_url(settings)
-        check_at_start(redis_url, {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
-        log_doctor_findings(redis_url, Keys(settings.work_stream, settings.group))
-        tls = server_tls(settings.tls_cert, settings.tls_key)
-        serve(lambda: MasterProgram(settings, redis_url), settings.bind, "master", graceful_s=10.0, tls=tls)
-    except UsherError as refused:
-        click.echo(escape_control(f"usher master: {refused}", kept="\n"), err=True)
-        sys.exit(2)
+    settings = load(MasterSettings, os.environ, flags)
+    configure("master", settings.log_level, settings.log_format, settings.secrets)
+    check_reach(settings.bind, settings.api_token, settings.tokens_file)
+    check_address(settings.bind, "USHER_BIND")
+    redis_url = resolve_redis_url(settings)
+    check_at_start(redis_url, {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
+    log_doctor_findings(redis_url, Keys(settings.work_stream, settings.group))
+    tls = server_tls(settings.tls_cert, settings.tls_key)
+    serve(lambda: MasterProgram(settings, redis_url), settings.bind, "master", graceful_s=10.0, tls=tls)
 
 
 def log_doctor_findings(redis_url: str, keys: Keys) -> None:
@@ -71,4 +66,6 @@ def log_doctor_findings(redis_url: str, keys: Keys) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from usher.cli import run
+
+    sys.exit(run(group=main))

@@ -54,81 +54,72 @@ class Listed(NamedTuple):
 #: The commands by what they are for, as ``usher --help`` lists them.
 PARTS: dict[str, dict[str, Listed]] = {
     "Run": {
-        "run": Listed("usher.deploy.local.run:run", "Run a handler: one process that handles messages, and may lead."),
-        "up": Listed("usher.deploy.local.up:up", "Run everything on this machine: Redis, two masters, consumers."),
-        "demo": Listed("usher.deploy.local.demo:demo", "Start everything, send messages, check every single one."),
-        "master": Listed("usher.master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
-        "consumer": Listed("usher.consumer.__main__:main", "Run a consumer with your handler."),
+        "run": Listed("deploy.local.run:run", "Run a handler: one process that handles messages, and may lead."),
+        "up": Listed("deploy.local.up:up", "Run everything on this machine: Redis, two masters, consumers."),
+        "demo": Listed("deploy.local.demo:demo", "Start everything, send messages, check every single one."),
+        "master": Listed("master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
+        "consumer": Listed("consumer.__main__:main", "Run a consumer with your handler."),
         "streamer": Listed(
-            "usher.master.streamer.cli:streamer", "Run the streamer of an outbox: committed rows become messages."
+            "master.streamer.cli:streamer", "Run the streamer of an outbox: committed rows become messages."
         ),
     },
     "Send": {
-        "send": Listed("usher.common.cli.send:send", "Send messages: from a CSV file, made up, or one."),
+        "send": Listed("common.cli.send:send", "Send messages: from a CSV file, made up, or one."),
         "delayed": Listed(
-            "usher.master.cli.shelves:delayed", "Look at messages that were sent for later; send, move or drop them."
+            "master.cli.shelves:delayed", "Look at messages that were sent for later; send, move or drop them."
         ),
     },
     "Look": {
-        "status": Listed("usher.master.cli.status:status", "Show consumers, tickets in processing, lag and rates."),
-        "tickets": Listed(
-            "usher.master.cli.tickets:tickets", "Look at tickets in processing; explain, retry, give up."
-        ),
-        "find": Listed("usher.master.cli.log:find", "Find unfinished and dead messages by a field: kind=paid."),
-        "stuck": Listed("usher.master.cli.tickets:stuck", "Show tickets that are stuck or fail, and why, in groups."),
-        "consumers": Listed(
-            "usher.master.cli.rules:consumers", "Look at the registered consumers; drain and resume them."
-        ),
-        "log": Listed("usher.master.cli.log:log", "Browse the stream by id or time."),
-        "rules": Listed("usher.master.cli.rules:rules", "Show the rules that hold now, and lift them."),
-        "actions": Listed("usher.master.cli.rules:actions", "Show what operators did, and why."),
+        "status": Listed("master.cli.status:status", "Show consumers, tickets in processing, lag and rates."),
+        "tickets": Listed("master.cli.tickets:tickets", "Look at tickets in processing; explain, retry, give up."),
+        "find": Listed("master.cli.log:find", "Find unfinished and dead messages by a field: kind=paid."),
+        "stuck": Listed("master.cli.tickets:stuck", "Show tickets that are stuck or fail, and why, in groups."),
+        "consumers": Listed("master.cli.rules:consumers", "Look at the registered consumers; drain and resume them."),
+        "log": Listed("master.cli.log:log", "Browse the stream by id or time."),
+        "rules": Listed("master.cli.rules:rules", "Show the rules that hold now, and lift them."),
+        "actions": Listed("master.cli.rules:actions", "Show what operators did, and why."),
     },
     "Act": {
-        "dead": Listed("usher.master.cli.shelves:dead", "Look at dead letters, redrive them, or drop them."),
-        "pause": Listed("usher.master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),
-        "slow": Listed("usher.master.cli.rules:slow", "Slow a ticket, a pattern, or everything down."),
-        "resume": Listed("usher.master.cli.rules:resume", "Let what was paused or slowed go on."),
-        "trim": Listed("usher.master.cli.trim:trim", "Cut what no reader of the stream needs; shows it first."),
+        "dead": Listed("master.cli.shelves:dead", "Look at dead letters, redrive them, or drop them."),
+        "pause": Listed("master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),
+        "slow": Listed("master.cli.rules:slow", "Slow a ticket, a pattern, or everything down."),
+        "limit": Listed("master.cli.rules:limit", "Bound what waits of a ticket; the rest are dead letters."),
+        "resume": Listed("master.cli.rules:resume", "Let what was paused or slowed go on."),
+        "trim": Listed("master.cli.trim:trim", "Cut what no reader of the stream needs; shows it first."),
     },
     "Check": {
-        "doctor": Listed("usher.common.cli.doctor:doctor", "Check Redis and what its set-up means for the promise."),
-        "audit": Listed("usher.master.audit.cli:audit", "Prove from pending lists and run log: the promise held."),
+        "doctor": Listed("common.cli.doctor:doctor", "Check Redis and what its set-up means for the promise."),
+        "audit": Listed("master.audit.cli:audit", "Prove from pending lists and run log: the promise held."),
         "report": Listed(
-            "usher.master.audit.cli:report", "Report waits, run times and costs by tenant, handler, ticket, day."
+            "master.audit.cli:report", "Report waits, run times and costs by tenant, handler, ticket, day."
         ),
         "rehearse": Listed(
-            "usher.deploy.rehearsal.cli:rehearse",
-            "Try your handler on existing messages (dry run); nothing is changed.",
+            "deploy.rehearsal.cli:rehearse", "Try your handler on existing messages (dry run); nothing is changed."
         ),
         "replay": Listed(
-            "usher.deploy.rehearsal.cli:replay", "Run messages that are over again, in order, or into another handler."
+            "deploy.rehearsal.cli:replay", "Run messages that are over again, in order, or into another handler."
         ),
-        "torture": Listed("usher.consumer.torture.cli:torture", "Try your handler against repeats, kills and zombies."),
-        "bench": Listed("usher.deploy.bench.cli:bench", "Measure throughput and latency on this machine."),
+        "torture": Listed("consumer.torture.cli:torture", "Try your handler against repeats, kills and zombies."),
+        "bench": Listed("deploy.bench.cli:bench", "Measure throughput and latency on this machine."),
     },
     "Deploy": {
         "init-deploy": Listed(
-            "usher.deploy.local.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."
+            "deploy.local.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."
         ),
-        "acl": Listed("usher.common.cli.access:acl", "Print Redis users with just the rights that Usher needs."),
-        "token": Listed("usher.common.cli.access:token", "Make a token for the HTTP API and the page."),
+        "acl": Listed("common.cli.access:acl", "Print Redis users with just the rights that Usher needs."),
+        "token": Listed("common.cli.access:token", "Make a token for the HTTP API and the page."),
     },
 }
 COMMANDS: dict[str, Listed] = {name: listed for part in PARTS.values() for name, listed in part.items()}
 #: Commands that `usher up` and supervisord call; not listed in --help.
 HIDDEN: dict[str, Listed] = {
-    "embedded-redis": Listed("usher.common.redis.embedded:main", "Become the embedded redis-server."),
-    "supervisord": Listed(
-        "usher.deploy.local.supervision:supervisord", "Become supervisord with deploy/supervisord.conf."
-    ),
+    "embedded-redis": Listed("common.redis.embedded:main", "Become the embedded redis-server."),
+    "supervisord": Listed("deploy.local.supervision:supervisord", "Become supervisord with deploy/supervisord.conf."),
     "handler-process": Listed(
-        "usher.consumer.isolation.child:main",
-        "The process that runs only a handler, for consumers and `usher rehearse`.",
+        "consumer.isolation.child:main", "The process that runs only a handler, for consumers and `usher rehearse`."
     ),
-    "torture-stage": Listed(
-        "usher.consumer.torture.harness:main", "The process of `usher torture` that tells the stories."
-    ),
-    "preflight": Listed("usher.deploy.local.plan:preflight", "Check settings and handler of the programs."),
+    "torture-stage": Listed("consumer.torture.harness:main", "The process of `usher torture` that tells the stories."),
+    "preflight": Listed("deploy.local.plan:preflight", "Check settings and handler of the programs."),
 }
 
 
@@ -172,7 +163,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         listed = COMMANDS.get(cmd_name) or HIDDEN.get(cmd_name)
-        return load_command(listed.target) if listed else None
+        return load_command(f"usher.{listed.target}") if listed else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -293,7 +284,7 @@ def usher(ctx: click.Context, **given: Any) -> None:
     ctx.obj = {field: value for field, value in given.items() if value not in (None, False)}
 
 
-def run(argv: Sequence[str] | None = None, group: click.Group | None = None, name: str = "usher") -> int:
+def run(argv: Sequence[str] | None = None, group: click.Command | None = None, name: str = "usher") -> int:
     """Run the command line and return its exit code; errors of Usher become one clear message on stderr."""
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper) and (out.errors == "strict" or out.encoding.lower() != "utf-8"):

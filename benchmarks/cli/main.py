@@ -19,6 +19,7 @@ from benchmarks.measure import idle as measure_idle
 from benchmarks.measure import outage as measure_outage
 from benchmarks.measure import rebalance as measure_rebalance
 from benchmarks.measure import router as router_bench
+from benchmarks.measure import run as measure_run
 from benchmarks.measure import scale as measure_scale
 from usher.cli import load_command
 from usher.deploy.bench import rig as machine
@@ -192,6 +193,43 @@ def idle(seconds: float, masters: int, consumers: int, runs: int, no_aof: bool, 
         ("commands_per_second", "cpu_percent", "start_to_handled_seconds", "master_mib", "consumer_mib"),
         as_json,
     )
+
+
+@benchmarks.command(
+    "run",
+    help=(
+        "Measure `usher run`: memory, commands of Redis while nothing happens, start to first message, gap after"
+        " `kill -9` of the leading one of three on this machine. RSS: of each"
+        " of its two processes; PSS and USS: of both together."
+    ),
+)
+@click.option("--seconds", type=click.FloatRange(min=1), default=30.0, show_default=True, help="Nothing happens.")
+@click.option("--kills", type=click.IntRange(0, 1000), default=5, show_default=True, help="Of the leading one.")
+@RUNS
+@VOLATILE
+@JSON
+def run_(seconds: float, kills: int, runs: int, no_aof: bool, as_json: bool) -> None:
+    memory = ("worker_rss_mib", "arbiter_rss_mib", "pss_mib", "uss_mib")
+    headline = ("start_to_handled_seconds", "commands_per_second", "cpu_percent", *memory, "gap_ms", "longest_gap_ms")
+    report(lambda: measure_run.run(seconds, kills, not no_aof, os.environ), runs, headline, as_json)
+
+
+@benchmarks.command(
+    help=(
+        "Measure calls that are all in flight at once, from one process, beside as many callers that each wait at a"
+        " list of their own (BLPOP); and the time from `message.progress` to a follower, here and over HTTP."
+    )
+)
+@click.option("--calls", "count", type=click.IntRange(100, 50_000), default=10_000, show_default=True, help="At once.")
+@click.option("--parts", type=click.IntRange(1, 10_000), default=200, show_default=True, help="Of each stream.")
+@RUNS
+@VOLATILE
+@JSON
+def calls(count: int, parts: int, runs: int, no_aof: bool, as_json: bool) -> None:
+    kinds = [f"{kind}_{name}" for kind in ("call", "blpop") for name in ("connections", "more_mib", "p50_ms", "p99_ms")]
+    streamed = ("part_p50_ms", "part_p99_ms", "http_part_p50_ms", "http_part_p99_ms")
+    measure = importlib.import_module("benchmarks.measure.calls").calls  # needs redis-py's asyncio, and requests
+    report(lambda: measure(count, parts, not no_aof, os.environ), runs, (*kinds, *streamed), as_json)
 
 
 @benchmarks.command(

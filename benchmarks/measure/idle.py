@@ -24,10 +24,10 @@ def idle(seconds: float, masters: int, consumers: int, durable: bool, environ: M
         rig.wait_until_done(message, 60.0)
         started_s = time.monotonic() - began
         time.sleep(_SETTLED_S)
-        before, cpu_before, began = _commands(rig), rig.cpu(), time.monotonic()
+        before, cpu_before, began = commands_of(rig), rig.cpu(), time.monotonic()
         time.sleep(seconds)
         took, cpu_after = time.monotonic() - began, rig.cpu()
-        commands = _commands(rig) - before
+        commands = commands_of(rig) - before
         cpu = {name: cpu_after[name] - cpu_before[name] for name in cpu_after}
         memory = rig.memory()
         return {
@@ -54,7 +54,7 @@ def _pss_mib(pid: int) -> float:
     return float(sum(member.memory_full_info().pss for member in family(pid))) / 2**20
 
 
-def _commands(rig: Rig) -> Counter[str]:
+def commands_of(rig: Rig) -> Counter[str]:
     """Return the calls of each command so far, without the one that asks."""
     found: Counter[str] = Counter()
     for line in rig.link.call("INFO", "commandstats").decode().splitlines():

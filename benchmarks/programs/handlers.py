@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import orjson
 
 from benchmarks.rig.recording import record
 from usher import GiveUp, RetryLater
+from usher.common.redis.client import SharedLink
 from usher.deploy.bench.handlers import DUE_FIELD, note_wait, timed
 
 #: The ticket of `python -m benchmarks hot`.
@@ -92,3 +94,23 @@ def timed_but_hot(message: Any) -> None:
 def timed_row(message: Any) -> None:
     """Note the time for a row of an outbox, whose due time is in its data."""
     note_wait(orjson.loads(message.fields["data"])[DUE_FIELD])
+
+
+#: Field with a list at which the caller waits, and one with how many parts are told before the answer.
+REPLY_TO, PARTS = "reply_to", "parts"
+
+
+def answering(message: Any) -> str:
+    """Answer who calls, or the list that is named behind the URL of its Redis; first so many parts, each the time."""
+    for _ in range(int(message.fields.get(PARTS, 0))):
+        message.progress(time.time())
+        time.sleep(SLEEP_S)
+    if (to := message.fields.get(REPLY_TO)) is not None:
+        where, name = to.split()
+        _replies(where).call("LPUSH", name, "answer")
+    return "answer"
+
+
+@functools.cache
+def _replies(url: str) -> SharedLink:
+    return SharedLink(url, "replies")

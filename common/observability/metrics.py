@@ -41,6 +41,7 @@ DEAD_LETTER_REASONS = (
     "invalid",
     "body_gone",
     "too_large",
+    "over_limit",
     "no_ticket_id",
     "empty_ticket_id",
     "ticket_id_too_long",

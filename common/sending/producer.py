@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from usher.common.base.backoff import backoff_s
@@ -93,7 +94,8 @@ class Producer:
 
     ``ticket_limit``: raise Behind, and add nothing, where more than so many messages of a ticket would wait, the one
     that runs included: those that producers with a limit have added and that ``group`` has not ended. Counted in the
-    step that adds them; delayed messages are not. 0: no limit.
+    step that adds them; delayed messages are not. 0: no limit. Of a stream that is gathered nothing can be counted,
+    interrupted or cleared here: a producer of the work stream does that, of ``stream/ticket``.
     """
 
     def __init__(
@@ -139,15 +141,7 @@ class Producer:
     def interrupt(self, ticket_id: Key) -> bool:
         """Tell the run of the ticket's message to end (``message.cancelled``). Return False if no consumer has the
         ticket. Raises NotNow, and ReplyUnknown: it may have been told."""
-        return self._ask_owner("interrupt", ticket_key(ticket_id))
-
-    def clear(self, ticket_id: Key) -> bool:
-        """Have what waits of the ticket at its consumer become dead letters (reason ``cleared``), in order; what runs
-        is left alone. Return False if no consumer has the ticket."""
-        return self._ask_owner("clear", ticket_key(ticket_id))
-
-    def _ask_owner(self, what: str, ticket: bytes) -> bool:
-        keys = Keys(self._stream, self._group)
+        keys, ticket = Keys(self._stream, self._group), ticket_key(ticket_id)
 
         def ask() -> bool:
             with self._lock():
@@ -155,7 +149,7 @@ class Producer:
                 if b":" not in owner:
                     return False
                 # Without the inbox its owner has ended; who has the ticket by now does not run what ran then.
-                told = ("order", what, "ticket", ticket, "id", "")
+                told = ("order", "interrupt", "ticket", ticket, "id", "")
                 return bool(self._link.call("XADD", keys.inbox(owner.decode()), "NOMKSTREAM", "*", *told))
 
         return self._patiently(ask, False)  # asked again, it could meet the next run
@@ -222,7 +216,7 @@ class Producer:
         the stream, and another id, when they are due.
 
         Raises TypeError, ValueError and MessageUndecodable for messages that could never be handled (nothing was
-        sent), Behind (with ``heed_limits``: nothing was sent), NotNow (the last batch did not happen), ReplyUnknown
+        sent), Behind (of ``ticket_limit``: but ``sent`` of them), NotNow (the last batch did not happen), ReplyUnknown
         (the outcome is unknown, and not every message has a uid), CommandRefused. Calling again with the same messages
         is safe where all have uids, within ``dedup_s``.
         """
@@ -246,7 +240,7 @@ class Producer:
                 self._patiently(lambda: self._heed({self._tenant(flat) for _, flat in prepared}), True)
             for batch in _batches(prepared):
                 recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
-                sent += self._patiently(lambda batch=batch: self._add(stream, batch), recognisable)  # type: ignore[misc]
+                sent += self._patiently(partial(self._add, stream, batch, len(sent)), recognisable)
 
     def _heed(self, tenants: set[bytes]) -> None:
         if self._sign is not None:
@@ -306,16 +300,16 @@ class Producer:
                     raise
                 time.sleep(pause_s)
 
-    def _add(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
+    def _add(self, stream: str, batch: Sequence[Prepared], before: int) -> list[Sent]:
         """Add a batch to the stream, or to its delayed messages. Replies come in the order of the commands, so one
         thread at a time waits for its own."""
         with self._lock():
-            return self._added(stream, batch)
+            return self._added(stream, batch, before)
 
     def _lock(self) -> threading.Lock:
         return self._locks.get(os.getpid()) or self._locks.setdefault(os.getpid(), threading.Lock())
 
-    def _added(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
+    def _added(self, stream: str, batch: Sequence[Prepared], before: int) -> list[Sent]:
         is_limited = self._ticket_limit and stream == self._stream
         if not (self._dedup_s or is_limited):
             ids = self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])
@@ -332,7 +326,8 @@ class Producer:
         rows, told = self._scripts.run("send", keys, args)
         if rows and isinstance(rows[0], int):
             ticket = tickets[rows[0] - 1].decode(errors="replace")
-            raise Behind(self._stream, "", told[0], ticket)
+            unread = f"; no master reads it as group {self._group} (or it is gathered: then nothing can be counted)"
+            raise Behind(self._stream, "", told[0], ticket, before, "" if told[1] else unread)
         if self._sign is not None:
             self._sign.learn(told)
         return [Sent(entry_id.decode(), bool(repeated)) for entry_id, repeated in rows]
@@ -379,9 +374,6 @@ class AsyncProducer:
 
     async def interrupt(self, ticket_id: Key) -> bool:
         return await self._in_thread(self._producer.interrupt, ticket_id)
-
-    async def clear(self, ticket_id: Key) -> bool:
-        return await self._in_thread(self._producer.clear, ticket_id)
 
     async def call(self, ticket_id: Key | None, fields: Mapping[str, Value], timeout_s: float) -> Any:
         answers = self.stream(ticket_id, fields, timeout_s)

@@ -8,7 +8,7 @@ import contextvars
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from usher.common.base.clock import now_s, run_us
 from usher.common.runtime.service import Service, ServiceEnded
@@ -242,9 +242,7 @@ class AsyncPool(Service):
     async def _slice(self, lane: MessageLane, call: Call) -> int | None:
         """Run messages of the lane. Return how many ended; None when the lane is not ours any more, and another part
         decides when it goes on."""
-        executor, task = self._executor, asyncio.current_task()
-        count = 0
-        assert task is not None
+        executor, task, count = self._executor, cast("asyncio.Task[None]", asyncio.current_task()), 0
         while not task.cancelling() and count < _SLICE and (message := executor.next_message(lane)) is not None:
             start_us = run_us()
             if not executor.admit(lane, message, start_us):

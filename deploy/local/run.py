@@ -121,13 +121,11 @@ class RunProgram:
         leases_s = {"USHER_LEASE_SECONDS": settings.lease_seconds}
         check_at_start(redis_url, leases_s | {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
         self._settings, self._redis_url = settings, redis_url
-        of_process = leave, partial(leave, for_good=True), ends, template, self._own_master
-        self.consumer = ConsumerProgram(settings, redis_url, *of_process)
+        of_process = leave, partial(leave, for_good=True), ends, template
+        own: Callable[..., MasterClient] = lambda _leader: OwnMaster(self.master, settings.concurrency)  # noqa: E731
+        self.consumer = ConsumerProgram(settings, redis_url, *of_process, own)
         self.master = MasterProgram(settings, redis_url, self.consumer.health)
         self._at = BESIDE + settings.consumer_name
-
-    def _own_master(self, _leader_url: str | None) -> MasterClient:
-        return OwnMaster(self.master, self._settings.concurrency)
 
     def app(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path: str = environ["PATH_INFO"]
@@ -178,11 +176,8 @@ def run(flags: dict[str, Any], spec: str | None) -> None:
         log_doctor_findings(redis_url, Keys(settings.work_stream, settings.group))
         template = Template()
         ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
-        program, of_name = (
-            partial(RunProgram, settings, redis_url, ends, template),
-            (settings.bind, settings.consumer_name),
-        )
-        serve(program, *of_name, settings.drain_seconds + 5, tls=tls, ends=ends, listener=listener)
+        program, most_s = partial(RunProgram, settings, redis_url, ends, template), settings.drain_seconds + 5
+        serve(program, settings.bind, settings.consumer_name, most_s, tls=tls, ends=ends, listener=listener)
 
 
 @contextlib.asynccontextmanager

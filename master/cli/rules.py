@@ -76,11 +76,9 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
     now_ms = wall_ms()
     rows = []
     for rule in book.rules:
-        limits = [f"{rule.rate_per_second:g}/s"] if rule.rate_per_second else []
-        limits += [f"{rule.concurrency} at a time"] if rule.concurrency else []
-        limits += [f"weight {rule.weight}"] if rule.weight else []
-        rate, since = ", ".join(limits), span(now_ms - rule.set_ms) if rule.set_ms else ""
-        rows.append((rule.id, rule.target.value, rule.value, rule.action.value, rate, rule.who, since, rule.reason))
+        since = span(now_ms - rule.set_ms) if rule.set_ms else ""
+        of, does = (rule.target.value, rule.value), (rule.action.value, rule.bounds)
+        rows.append((rule.id, *of, *does, rule.who, since, rule.reason))
     listed = table("Rules", ("id", "target", "value", "action", "rate", "who", "since", "reason"), rows, ids=("id",))
     holds = "  the strongest one holds: pause, then the slowest; `usher rules lift ID` ends one"
     document = {"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)}
@@ -149,6 +147,20 @@ def slow(
         raise click.UsageError("give --rate, --concurrency or --weight")
     limits = {"rate_per_second": rate, "concurrency": concurrency, "weight": weight}
     _set(flags, {"action": "slow"} | limits, why, as_json, chosen)
+
+
+@click.command(
+    help=(
+        "Limit how many messages of each ticket may be unfinished. What comes beyond, the newest, becomes a dead letter"
+        " (over_limit). This holds until `usher rules lift`; pausing and slowing leave it alone."
+    )
+)
+@_targets
+@click.option("--messages", type=click.IntRange(1, 1_000_000), required=True, metavar="N", help="Of each ticket.")
+@_WHY
+@looks
+def limit(flags: dict[str, Any], messages: int, why: str, as_json: bool, **chosen: Any) -> None:
+    _set(flags, {"action": "limit", "ticket_limit": messages}, why, as_json, chosen)
 
 
 def _set(flags: dict[str, Any], rule: dict[str, Any], why: str, as_json: bool, chosen: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ read again.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -32,7 +33,7 @@ from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Repo
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, PositionSaver, StreamCursor, TicketEntry
 from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.elector import Lead
-from usher.master.leader.entries import MarkReader, NewEntries, Rejected, partition_entries
+from usher.master.leader.entries import OVER_LIMIT, MarkReader, NewEntries, Rejected, partition_entries
 from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts
 from usher.master.leader.limits import LeaderLimits
 from usher.master.membership.registry import RegisteredConsumer
@@ -558,9 +559,30 @@ class Dispatcher(Service):
         assert self._steps is not None
         usable, rejected = partition_entries(new.found)
         redelivered, unseen = self._cursor.split(usable)
+        if self.board.rules.limits:
+            unseen, over = self._within_limits(unseen, new)
+            rejected += over
         kept, late = self._who_has([*redelivered, *self.board.arrive(unseen)])
         self.board.learn(self._marks.read(new.found))
         return SortedEntries(unseen, kept, late, rejected)
+
+    def _within_limits(
+        self, unseen: Sequence[TicketEntry], new: NewEntries
+    ) -> tuple[list[TicketEntry], list[Rejected]]:
+        """Part new entries at the limits of their tickets: what came first stays. Memory counts what is unfinished."""
+        tenants = {mark.ticket: mark.tenant for mark in self._marks.read(new.found)}
+        room, kept, over = dict[bytes, float](), list[TicketEntry](), list[Rejected]()
+        for entry_id, name in unseen:
+            if name not in room:
+                rule, ticket = self.board.rules.limit_of(name, tenants.get(name, b"")), self.board.tickets.get(name)
+                left = math.inf if rule is None or rule.ticket_limit is None else rule.ticket_limit
+                room[name] = left - (0 if ticket is None else ticket.unfinished)
+            room[name] -= 1
+            if room[name] >= 0:
+                kept.append((entry_id, name))
+            else:
+                over.append(Rejected(entry_id, name, OVER_LIMIT))
+        return kept, over
 
     def _who_has(self, again: Sequence[TicketEntry]) -> tuple[dict[str, list[bytes]], list[TicketEntry]]:
         """Sort entries that come again, because somebody has set the group back, or because it was lost: those that
@@ -597,7 +619,8 @@ class Dispatcher(Service):
         assert self._steps is not None
         if self._rejected:
             over = self._rejected[: self._steps.reject(self._rejected)]
-            event(log, "messages_rejected", level=logging.WARNING, count=len(over), reason=over[0].reason)
+            for reason, count in Counter(one.reason for one in over).items():
+                event(log, "messages_rejected", level=logging.WARNING, count=count, reason=reason)
             self.on_rejected(over)
             del self._rejected[: len(over)]
 

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 _SHOWN = 64
 #: The reason of entries above USHER_LONGEST_MESSAGE_BYTES.
 TOO_LARGE = "too_large"
+#: The reason of entries beyond the limit of their ticket (``usher limit``).
+OVER_LIMIT = "over_limit"
 #: Bodies up to this size, packed, go to their owners with the inbox, as long as those of a batch have this mean, or are
 #: no more than so much together. Owners read all others from their own pending lists.
 _SMALL_BODY, _MEAN_BODY, _FEW_BODIES = 8 * 1024, 1024, 1024 * 1024

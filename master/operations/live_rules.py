@@ -96,11 +96,9 @@ class LiveRules:
         """Make this the rule for its target. When there are too many, the oldest drain gives way that is more than a
         day old and whose consumer is not registered. Raises TooManyRules, and what ``Link.call`` raises; after
         ReplyUnknown it is safe to ask again."""
-        chosen = rule_id(rule.target, rule.value)
+        chosen = rule_id(rule.target, rule.value, rule.action is RuleAction.LIMIT)
         on = f"{rule.target.value} {rule.value}".rstrip()
-        on += f" at {rule.rate_per_second:g}/s" if rule.rate_per_second else ""
-        on += f", {rule.concurrency} at a time" if rule.concurrency else ""
-        on += f", weight {rule.weight}" if rule.weight else ""
+        on += f": {rule.bounds}" if rule.bounds else ""
         action = OperatorAction(by, what or rule.action.value, on)
         reply = self._change(chosen, dump(rule), action)
         for gone in self._gone() if reply[0] == b"FULL" else ():

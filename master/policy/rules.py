@@ -5,12 +5,13 @@ rule   effect
 =====  ==========================================================================================
 pause  nothing more of the ticket is handed over; what its owner has already goes on to its end
 slow   at most ``rate_per_second`` messages of each ticket are handed over per second
+limit  at most ``ticket_limit`` messages of each ticket are unfinished; newer ones become dead letters
 =====  ==========================================================================================
 
 A rule is for one ticket, for those whose ids match a pattern (``*``, ``?``, ``[a-z]``), for those of a tenant, for the
-stream, or for everything. There is one rule for a target: a second one replaces it. Of several that match a ticket the
-strongest holds: pause, then the slowest. A rule for a ``consumer`` pauses it: it is handed nothing more, also after a
-restart under the same name.
+stream, or for everything. There is one rule for a target: a second one replaces it; and one limit beside it. Of several
+that match a ticket the strongest holds: pause, then the slowest; and the least limit. A rule for a ``consumer`` pauses
+it: it is handed nothing more, also after a restart under the same name.
 
 A tenant that is slowed has one limit for all of its tickets together: ``rate_per_second`` messages, or
 ``concurrency`` of them at a time, over all consumers; or another ``weight`` among the tenants. What slows its tickets
@@ -33,7 +34,7 @@ MOST_RULES = 1000
 LONGEST_REASON = 500
 #: Rules that were set within so many ms, and are equal but for the ticket, are shown as one.
 _AT_ONCE_MS = 60_000
-_FIELDS = ("target", "value", "action", "rate_per_second", "reason", "who", "concurrency", "weight")
+_FIELDS = ("target", "value", "action", "rate_per_second", "reason", "who", "concurrency", "weight", "ticket_limit")
 
 
 class Target(enum.Enum):
@@ -48,12 +49,14 @@ class Target(enum.Enum):
 class RuleAction(enum.Enum):
     PAUSE = "pause"
     SLOW = "slow"
+    LIMIT = "limit"
 
 
 @dataclass(frozen=True)
 class Rule:
     """A live rule. ``value``: the ticket id, pattern, tenant, stream or consumer name; "" for everything.
-    ``rate_per_second``: for slow, else None; ``concurrency`` and ``weight``: of a tenant that is slowed, else None.
+    ``rate_per_second``: for slow, else None; ``concurrency`` and ``weight``: of a tenant that is slowed, else None;
+    ``ticket_limit``: of a limit.
     ``version``: the number of the change that set it; ``set_ms``: when, in milliseconds since the epoch."""
 
     target: Target
@@ -67,6 +70,7 @@ class Rule:
     id: str = ""
     concurrency: int | None = None
     weight: int | None = None
+    ticket_limit: int | None = None
 
     @property
     def strength(self) -> tuple[bool, float]:
@@ -94,27 +98,30 @@ class Rule:
 
     def told(self) -> str:
         """Describe the rule for people: ``paused by alice: the customer asked (rule 3f2a, everything)``."""
-        does = "paused" if self.action is RuleAction.PAUSE else self._slowed()
+        does = {"pause": "paused", "slow": f"slowed to {self.bounds}"}.get(
+            self.action.value, f"limited to {self.bounds}"
+        )
         has_value = self.target in (Target.PATTERN, Target.STREAM, Target.TENANT)
         of = self.target.value + (f" {self.value}" if has_value else "")
         why = f": {self.reason}" if self.reason else ""
         return f"{does} by {self.who or 'somebody'}{why} (rule {self.id}, {of})"
 
-    def _slowed(self) -> str:
-        if self.target is not Target.TENANT:
-            return f"slowed to {self.rate_per_second or 0:g}/s"
-        limits = [f"slowed to {self.rate_per_second:g}/s"] if self.rate_per_second else []
-        limits += [f"limited to {self.concurrency} at a time"] if self.concurrency else []
-        return " and ".join(limits + [f"given the weight {self.weight}"] * bool(self.weight))
+    @property
+    def bounds(self) -> str:
+        """How far it slows or limits: ``5/s, weight 3``."""
+        told = {"{:g}/s": self.rate_per_second, "{} at a time": self.concurrency, "weight {}": self.weight}
+        told |= {"{:,} unfinished messages of each ticket": self.ticket_limit}
+        return ", ".join(text.format(value) for text, value in told.items() if value)
 
 
-def rule_id(target: Target, value: str) -> str:
-    """Return the id of the rule for a target: always the same one.
+def rule_id(target: Target, value: str, is_limit: bool = False) -> str:
+    """Return the id of the rule for a target, or of its limit: always the same one.
 
     >>> rule_id(Target.EVERYTHING, "")
     '71f1ef5259c5'
     """
-    return hashlib.sha256(f"{target.value}\0{value}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    text = f"{target.value}\0{value}" + "\0limit" * is_limit
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def dump(rule: Rule) -> bytes:
@@ -134,7 +141,9 @@ def parse(field: bytes, stored: bytes) -> Rule:
         if not all(type(text) is str for text in (value, reason, who)):
             raise ValueError("not text")
         limits = {}
-        if action is not RuleAction.SLOW:
+        if action is RuleAction.LIMIT:
+            rate, limits = None, {"ticket_limit": _whole(facts["ticket_limit"] or 0)}
+        elif action is not RuleAction.SLOW:
             rate = None
         elif target is Target.TENANT:
             limits = {name: _whole(facts[name]) for name in ("concurrency", "weight")}
@@ -186,9 +195,10 @@ class Rulebook:
         self._patterns: list[tuple[re.Pattern[str], Rule]] = []
         self._tenants: dict[bytes, Rule] = {}
         self._broad: Rule | None = None  # for the stream, or for everything
+        self.limits = [rule for rule in self.rules if rule.action is RuleAction.LIMIT]
         #: Limits of tenants, which hold for all of their tickets together.
         self.tenant_limits: dict[bytes, Rule] = {}
-        for rule in self.rules:
+        for rule in [one for one in self.rules if one not in self.limits]:
             if rule.target is Target.CONSUMER:
                 self.of_consumers[rule.value] = rule
             elif rule.target is Target.TENANT:
@@ -226,8 +236,13 @@ class Rulebook:
 
     def all_of(self, ticket: bytes, tenant: bytes = b"") -> list[Rule]:
         text = text_of(ticket)
-        found = (rule for rule in self.rules if rule.fits(text, tenant))
+        found = (rule for rule in self.rules if rule.action is not RuleAction.LIMIT and rule.fits(text, tenant))
         return sorted(found, key=lambda rule: rule.strength, reverse=True)
+
+    def limit_of(self, ticket: bytes, tenant: bytes = b"") -> Rule | None:
+        """Return the least limit of the ticket."""
+        found = [rule for rule in self.limits if rule.fits(text_of(ticket), tenant)]
+        return min(found, key=lambda rule: rule.ticket_limit or 0, default=None)
 
 
 def text_of(ticket: bytes) -> str:

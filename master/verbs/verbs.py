@@ -675,12 +675,13 @@ class OfTarget(Args):
 
 
 class NewRule(OfTarget):
-    """A rule for a target: pause it, or slow it down."""
+    """A rule for a target: pause it, slow it down, or limit what waits of each ticket."""
 
-    action: Literal["pause", "slow"]
+    action: Literal["pause", "slow", "limit"]
     rate_per_second: Annotated[float, Field(ge=0.001, le=1_000_000, allow_inf_nan=False)] | None = None
     concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     weight: Annotated[int, Field(ge=1, le=1000)] | None = None
+    ticket_limit: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> NewRule:
@@ -689,6 +690,8 @@ class NewRule(OfTarget):
             raise ValueError("concurrency and weight are for a tenant that is slowed")
         if (self.action == "slow") != (of_tenant or self.rate_per_second is not None):
             raise ValueError("give rate_per_second with slow, and only then")
+        if (self.action == "limit") != (self.ticket_limit is not None):
+            raise ValueError("give ticket_limit with limit, and only then")
         if (self.target == "everything") != (self.value == ""):
             raise ValueError("give value, except with the target everything")
         if len(self.value.encode("utf-8", "surrogatepass")) > LONGEST_TICKET:
@@ -710,7 +713,8 @@ def set_rule(tools: Tools, args: NewRule) -> Outcome:
     if args.target == "stream" and args.value != tools.keys.stream:
         raise Unfit("value", "must be the stream of this master")
     named = (Target(args.target), args.value, RuleAction(args.action), args.rate_per_second, args.reason, tools.by.who)
-    changed = tools.rules.set(Rule(*named, concurrency=args.concurrency, weight=args.weight), tools.by)
+    limits = {name: getattr(args, name) for name in ("concurrency", "weight", "ticket_limit")}
+    changed = tools.rules.set(Rule(*named, **limits), tools.by)
     return _changed(changed, "", "")._replace(status=201 if changed.outcome == "set" else 200)
 
 

@@ -19,7 +19,7 @@ from usher.common.runtime.memory import oom_kills
 pytestmark = pytest.mark.process
 
 _ATTEMPTS, _MESSAGES, _TICKETS = 3, 1000, 40
-_HANDLERS = '''
+_HANDLERS = """
 import logging
 import os
 import resource
@@ -41,7 +41,7 @@ def handle(message):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.abort()
     record(message)
-'''
+"""
 FILES = {"ending.py": _HANDLERS}
 
 

@@ -53,9 +53,9 @@ def handle_batch(messages):
     for message in messages:
         handle(message)
 """
-_STARTED = '''
+_STARTED = """
 from usher.deploy.demo.handlers import started
-'''
+"""
 #: Python imports it at its start.
 _FREEZER = """
 import ctypes

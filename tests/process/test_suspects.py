@@ -20,7 +20,7 @@ from usher import Link
 pytestmark = pytest.mark.process
 
 _ATTEMPTS, _SLOW_S = 3, 1.5
-_HANDLERS = '''
+_HANDLERS = """
 import asyncio
 import os
 import resource
@@ -63,7 +63,7 @@ def handle_batch(messages):
 
 if os.environ.get("ONLY_ONCE") and "handler-process" in Path("/proc/self/cmdline").read_text():
     raise RuntimeError("there can be only one of me")
-'''
+"""
 FILES = {"suspected.py": _HANDLERS}
 
 

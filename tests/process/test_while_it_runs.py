@@ -189,9 +189,38 @@ def test_what_waits_of_a_ticket_is_cleared_and_what_runs_is_left_alone(crew: Cre
     other = producer.send("chat-2", {"n": 1})
     until(lambda: other in [run["run"] for run in _runs(folder)] and len(_runs(folder)) >= 2, 20, "they run")
     time.sleep(0.5)
-    assert producer.clear("chat-1")
+    assert usher("tickets", "clear", "chat-1", "--yes", "--redis-url", link.url) == 0
     assert not _letters(link), "in their turn"
     assert producer.interrupt("chat-1")
     until(lambda: _letters(link) == [(one, "cleared") for one in ids[1:]], 10, "in order")
     later = producer.send("chat-1", {"n": 6})
     until(lambda: set(_done(link)) == {ids[0], other, later}, 10, "the ticket goes on")
+
+
+def test_the_most_that_may_wait_of_a_ticket_is_a_rule_for_those_who_send_without_a_library(
+    crew: Crew, folder: Path, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ("--redis-url", link.url)
+    crew.start(1, ["c1"], "talks:answer")
+    assert usher("limit", "--pattern", "chat-*", "--messages", "3", *at) == 0
+
+    def send(ticket: str, count: int, **fields: str) -> list[str]:
+        given = [part for pair in {"ticket_id": ticket, **fields}.items() for part in pair]
+        return [one.decode() for one in link.all_of([("XADD", KEYS.stream, "*", *given)] * count)]
+
+    [first] = send("chat-1", 1, do="talk")
+    until(lambda: first in [run["run"] for run in _runs(folder)], 20, "it runs")
+    later, others = send("chat-1", 5), send("other", 5)
+    until(lambda: _letters(link) == [(one, "over_limit") for one in later[2:]], 10, "what came first stays")
+    until(lambda: set(others) <= set(_done(link)), 10, "others are not concerned")
+    capsys.readouterr()
+    assert usher("tickets", "explain", "chat-1", *at) == 0
+    assert "limited to 3 unfinished messages" in capsys.readouterr().out
+    assert usher("dead", "list", *at) == 0
+    assert capsys.readouterr().out.count("over_limit") == 3
+    assert Producer(link.url).interrupt("chat-1")
+    again = [until(lambda: first in _done(link) and send("chat-1", 1), 10, "there is room again")[0]]
+    until(lambda: [one for one in _done(link) if one not in others] == [first, *later[:2], *again], 10, "in order")
+    audited = usher("audit", "--engine", "local", "--audit-dir", str(folder / "audit"), *at)
+    assert audited == 0, capsys.readouterr().out
+    assert [one for one in crew.events("messages_rejected") if one["reason"] == "over_limit"]

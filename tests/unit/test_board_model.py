@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import hypothesis.strategies as st
@@ -391,6 +392,8 @@ class BoardMachine(RuleBasedStateMachine):
                 assert ticket.name in self.leader.unsure
                 elsewhere.update(self.redis.recorded(ticket.name) - parked)
         hidden = {entry_id for entry_id in held if self._is_hidden(entry_id)}  # read again when the ticket moves
+        for name, count in Counter(map(self.redis.ticket_of.__getitem__, hidden)).items():
+            assert count <= self.board.tickets[name].beyond, "no fewer are counted than wait"
         assert parked <= held | self.redis.done
         assert held <= parked | elsewhere | hidden
         assert not parked & hidden

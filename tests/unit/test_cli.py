@@ -177,7 +177,7 @@ def test_what_a_command_imports_is_not_searched_for_garbage() -> None:
     """Not while it is imported, nor later: that took a quarter of the start of a master."""
     look = (
         "import gc; from usher import cli; cli._is_program = True; before = gc.get_stats()[0]['collections'];"
-        "cli.load_command(cli.COMMANDS['master'].target);"
+        "cli.load_command('usher.' + cli.COMMANDS['master'].target);"
         "print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_stats()[0]['collections'] - before < 10)"
     )
     done = usher(start=("-c", look))
@@ -262,7 +262,7 @@ for name, listed in cli.COMMANDS.items():
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = cli.run([name, "--help"])
-    for words in paths(cli.load_command(listed.target), [name]) if code == 0 else ():
+    for words in paths(cli.load_command(f"usher.{listed.target}"), [name]) if code == 0 else ():
         seen += 1
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             code = code or cli.run([*words, "--help"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ class TestStored:
     @pytest.mark.parametrize("target", Target)
     def test_what_was_stored_is_read(self, target: Target, action: RuleAction) -> None:
         made = rule(target, "two words \N{SNOWMAN}", action, 0.5 if action is RuleAction.SLOW else None)
+        made = replace(made, ticket_limit=7 if action is RuleAction.LIMIT else None)
         read = parse(made.id.encode(), b"77 1234 " + dump(made))
         assert (read.version, read.set_ms) == (77, 1234)
         assert read.shown() | {"version": 0, "set_ms": 0} == made.shown()

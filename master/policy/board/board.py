@@ -323,6 +323,8 @@ class Board:
             elif entry_id in ticket.running or ticket.above is not None:
                 if entry_id in ticket.running or entry_id == ticket.waits_for:
                     known.append((entry_id, name))
+                else:
+                    ticket.beyond += 1
                 continue
             ticket.parked.append(entry_id)
             parked += 1
@@ -445,6 +447,8 @@ class Board:
                         if consumer.waiting.pop(ticket, ticket) is None:
                             ticket.queued = False
                     self._finish(ticket)
+            elif ticket is not None and ticket.above is not None:
+                ticket.beyond -= 1
         self._gate.drop_empty()
 
     def _release(self, consumer: ConsumerLoad, count: int, done_s: float | None = None) -> None:
@@ -530,6 +534,7 @@ class Board:
         ticket.believed = b"%s %d" % (owner, fence)
         ticket.compared_s = now_s
         if owner == HALTED:
+            ticket.beyond += 0 if ticket.standing is Standing.HALTED else len(ids)
             self._hide(ticket, ids)
             ticket.waits_for = ids[0]
             return None
@@ -697,6 +702,7 @@ class Board:
         self._drop_parked(ticket)
 
     def _drop_parked(self, ticket: BoardTicket) -> None:
+        ticket.beyond += len(ticket.parked)
         self.parked -= len(ticket.parked)
         ticket.parked.clear()
         self._rereading.end(ticket)
@@ -720,6 +726,7 @@ class Board:
         assert rank(kept[-1]) < rank(ticket.parked[0])
         ticket.above, ticket.parked = kept[-1], deque(kept)
         self.parked -= beyond
+        ticket.beyond += beyond
         self._rereading.add(ticket)
 
     def _reread(self, names: Iterable[bytes]) -> None:
@@ -733,10 +740,13 @@ class Board:
             return ids
         if ticket.standing is Standing.HALTED:
             self._hide(ticket, ids)
+            ticket.beyond += len(ids)
             return []
         self._rereading.leave(ticket)
         limit = rank(ticket.above)
-        return [entry_id for entry_id in ids if rank(entry_id) <= limit]
+        known = [entry_id for entry_id in ids if rank(entry_id) <= limit]
+        ticket.beyond += len(ids) - len(known)
+        return known
 
     def _reopen(self, ticket: BoardTicket) -> None:
         if ticket.above is not None:
@@ -767,7 +777,7 @@ class Board:
         for ticket in self._rereading.finish():
             if ticket.standing is not OPEN:
                 continue  # it is read once more when it may move
-            ticket.above = None
+            ticket.above, ticket.beyond = None, 0
             self._rereading.end(ticket)
             self._finish(ticket)
 
@@ -780,7 +790,7 @@ class Board:
         if len(taken) < len(unknown):
             self._rereading.leave(ticket)
         if taken:
-            ticket.above = taken[-1]
+            ticket.above, ticket.beyond = taken[-1], max(0, ticket.beyond - len(taken))
         self._finish(ticket)
 
     def unload(self) -> None:

@@ -47,13 +47,15 @@ class BoardTicket:
     only read yet, in id order.
 
     ``above``: entries of the ticket above this id are under ``master`` too, and only Redis knows them; None: memory has
-    all. ``waits_for``: the message under ``halted``. ``until``: of a waiting one, when it is due, in ms of Redis'
-    clock. ``queued``: it is runnable, or waits in one place, and in no other, until it is tried again. ``marks``: None
-    while neither tenants nor priorities are configured."""
+    all. ``beyond``: so many of these were counted, none too few, with the one under ``halted``. ``waits_for``: that
+    one. ``until``: of a waiting one, when it is due, in ms of Redis' clock. ``queued``: it is runnable, or waits in one
+    place, and in no other, until it is tried again. ``marks``: None while neither tenants nor priorities are
+    configured."""
 
     __slots__ = (
         "above",
         "believed",
+        "beyond",
         "compared_s",
         "home",
         "marks",
@@ -78,9 +80,14 @@ class BoardTicket:
         self.queued = False
         self.compared_s = 0.0
         self.above: bytes | None = None
+        self.beyond = 0
         self.waits_for = b""
         self.until = 0
         self.marks: TicketMarks | None = None
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.running) + len(self.parked) + self.beyond
 
     @property
     def tenant(self) -> bytes:

@@ -86,9 +86,9 @@ def _told(
     until_ms: int = 0,
     ways: Iterable[tuple[str, str]] = (),
 ) -> TicketExplanation:
-    return TicketExplanation(
-        facts, state, tuple(reasons), tuple(_rows(facts)), waits_for, until_ms, (*ways, *_rule_commands(facts))
-    )
+    told = (*reasons, *_limited(facts))
+    ways = (*ways, *_rule_commands(facts))
+    return TicketExplanation(facts, state, told, tuple(_rows(facts)), waits_for, until_ms, ways)
 
 
 # ---- an owner has it -------------------------------------------------------------------------------------------------
@@ -386,6 +386,7 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
         reasons.append(Reason("has_dead_letter", f"its message {_id(letter.message_id)} became a dead letter {how}"))
         commands = (("runs it again, as a new message", f"usher dead redrive {_id(letter.id)}"),)
     reasons += [Reason("rule_too", f"a rule waits for it: the ticket is {rule.told()}") for rule in facts.rules[:1]]
+    reasons += _limited(facts)
     commands += tuple(_rule_commands(facts))
     if facts.delayed:
         lists = f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}"
@@ -457,8 +458,13 @@ def _row(entry_id: bytes, state: str, attempt: int, behind: bytes) -> dict[str, 
     return told | {"behind": _id(behind) or None}
 
 
+def _limited(facts: TicketFacts) -> Iterator[Reason]:
+    if facts.limit is not None:
+        yield Reason("limit", f"the ticket is {facts.limit.told()}: newer ones become dead letters (over_limit)")
+
+
 def _rule_commands(facts: TicketFacts) -> Iterator[tuple[str, str]]:
-    for rule in facts.rules:
+    for rule in (*facts.rules, *([] if facts.limit is None else [facts.limit])):
         yield f"lifts the rule of {rule.target.value} {rule.value}".rstrip(), f"usher rules lift {shlex.quote(rule.id)}"
 
 

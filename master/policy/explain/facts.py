@@ -117,6 +117,7 @@ class TicketFacts:
     board: BoardFacts | None = None
     crowd: ConsumerTotals = ConsumerTotals()
     rules: tuple[Rule, ...] = ()  # rules that match the ticket, the one that holds first
+    limit: Rule | None = None  # the least one
     letter: DeadLetter | None = None  # the letter that a halted ticket waits for
     last_letter: DeadLetter | None = None  # the ticket's newest letter
     lease_ms: int = 10_000  # the life of a consumer's lease
@@ -204,7 +205,7 @@ class TicketExplanation:
             "fence": facts.fence or None,
             "max_attempts": (facts.told.max_attempts or None) if facts.told is not None else None,
             "leader_url": facts.leader,
-            "rules": [rule.shown() for rule in facts.rules],
+            "rules": [rule.shown() for rule in (*facts.rules, facts.limit) if rule is not None],
             "dead_letter": None if facts.letter is None else facts.letter.row(),
             "last_dead_letter": None if facts.last_letter is None else facts.last_letter.row(),
             "commands": [{"does": does, "command": command} for does, command in self.commands],

@@ -39,8 +39,8 @@ _ENTRIES = 30
 _LETTERS, _GROUPS_OF_OVERVIEW, _HOUR_MS = 50, 5, 3_600_000
 #: Seconds after which the search for matching letters ends for this page.
 _LOOK_S = 0.05
-#: Seconds that a search of all tickets may take.
-_FIND_S = 0.4
+#: Seconds of a core that a search of all tickets may take, and of one of the delayed messages.
+_FIND_S = 0.6
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
 #: The fields of a summary; one of another version may lack some.
@@ -369,7 +369,7 @@ def _add_system(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/rules")
     def rules() -> str:
-        groups = [[rule.shown() for rule in some] for some in alike(parts.rules.read().rules)]
+        groups = [[rule.shown() | {"bounds": rule.bounds} for rule in some] for some in alike(parts.rules.read().rules)]
         facts = {"stream": parts.keys.stream, "tenant": request.args.get("tenant", "")[:_LONGEST_ID]}
         return render_page("operations/rules.html", "rules", alike=groups, **facts)
 
