@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ from usher.common.base.text import format_error
 from usher.common.http.serve import START_S, WorkerEnds, check_address, leave, serve
 from usher.common.http.tls import server_tls
 from usher.common.redis.locate import check_at_start, resolve_redis_url
+from usher.common.runtime.fork_guard import end_with_parent
 from usher.common.runtime.settings import load, options
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.incarnation import master_client
@@ -49,17 +51,22 @@ def main(flags: dict[str, Any]) -> None:
     serve(program, settings.bind, settings.consumer_name, settings.drain_seconds + 5, tls=tls, ends=ends)
 
 
-def check_handler(spec: str, check: Callable[[], None] = lambda: None) -> None:
+def check_handler(
+    spec: str, check: Callable[[], None] = lambda: None, environ: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Import the handler once in a child process, so that a failing import is reported before anything starts.
 
     A child, because importing may start threads or open connections, which must not exist before the worker is
-    forked. ``check`` is called all the time, and may raise, which ends it. Raises HandlerUnusable.
+    forked. ``check`` is called all the time, and may raise, which ends it. ``environ``: what the programs will have in
+    their environment. Raises HandlerUnusable.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         problem = _FINE
         os.setsid()
+        end_with_parent()  # whose group it has left
+        os.environ.update(environ)
         with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no stderr
             faulthandler.enable()  # says where it stands, if it takes too long
         try:
@@ -77,7 +84,9 @@ def check_handler(spec: str, check: Callable[[], None] = lambda: None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(child, 0)
+            if os.waitpid(child, os.WNOHANG) == (0, 0):  # it may not have had its own group yet
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
     if code == -signal.SIGABRT and not problem:
         raise HandlerUnusable(
             f"USHER_HANDLER={spec}: its module was not imported within {START_S:.0f} s, or aborted; the lines above say"

@@ -101,7 +101,10 @@ class Orders:
         if not queued:
             return False
         # Then in Redis: whoever has them next, after a drain or a crash, is to know.
-        self._steps.charge({one.stream_id: one.known for one in queued})
+        try:
+            self._steps.charge({one.stream_id: one.known for one in queued})
+        except CommandRefused as refused:  # it never accepts it: that must not hold up what is handed over
+            event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(queued), why=str(refused))
         self._lanes.hasten(order.ticket, queued[0].stream_id)
         return True
 
@@ -289,7 +292,7 @@ class Incarnation:
         self._limit_s = limit_s or math.inf
         self.executor = Executor(lanes, self.acker, journal, self.lease, policy, is_strict, limit_s, self._broken)
         self.executor.obey(handler.options)
-        outages = self.executor.outages
+        outages = self.acker.outages = self.executor.outages
         outages.kinds_of, outages.slots = kinds_of(settings.marks, handler.kind_of), slots
         call_in_children(self.executor.end_in_child)
         ending = ProcessEnding(self.steps("ending"), self._is_flushed, journal, settings.run_log_length, on_lost)

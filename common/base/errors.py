@@ -51,11 +51,13 @@ class Behind(UsherError):
     """Masters ask producers to wait: so many messages wait for the stream, or for ``tenant``; or as many wait of
     ``ticket_id`` as its producer allows (``ticket_limit``). ``sent``: so many of the messages were sent before."""
 
-    def __init__(self, stream: str, tenant: str, waiting: int, ticket_id: str = "", sent: int = 0) -> None:
+    def __init__(
+        self, stream: str, tenant: str, waiting: int, ticket_id: str = "", sent: int = 0, hint: str = ""
+    ) -> None:
         self.stream, self.tenant, self.waiting, self.ticket_id, self.sent = stream, tenant, waiting, ticket_id, sent
         of = f", tenant {tenant}" if tenant else f", ticket {ticket_id}" if ticket_id else ""
         before = f"only the first {sent:,} of these were sent" if sent else "nothing was sent"
-        super().__init__(f"{stream}{of} is behind: {waiting:,} messages wait; {before}")
+        super().__init__(f"{stream}{of} is behind: {waiting:,} messages wait; {before}{hint}")
 
 
 class Failed(UsherError):

@@ -87,21 +87,6 @@ NOBODY_ASKED = Identity(Role.ALL, "anybody")
 STRANGER = Identity(Role.ANYBODY, "anybody")
 
 
-def _key_of(api_token: str) -> bytes:
-    """Return a token's key, slowly, so that nobody can find a weak token from what was made with it."""
-    return hashlib.scrypt(api_token.encode(), salt=b"usher", n=2**14, r=8, p=1, dklen=32)
-
-
-def _token_under(key: bytes) -> str:
-    return "usher_" + hmac.new(key, b"token of consumers", "sha256").hexdigest()
-
-
-def consumers_token(api_token: str) -> str:
-    """Return the token that `usher up` gives to consumers: masters with this API token know it, and it has no other
-    right."""
-    return _token_under(_key_of(api_token)) if api_token else ""
-
-
 class Credentials:
     """The table of one program. Called from several threads.
 
@@ -114,10 +99,10 @@ class Credentials:
         self, api_token: str = "", file: Path | None = None, others: Mapping[str, Identity] | None = None
     ) -> None:
         """Read the file. ``others``: further tokens. Raises SettingsError when the file cannot be used."""
-        self.key = _key_of(api_token) if api_token else secrets.token_bytes(32)
-        tokens = dict(others or {})
-        if api_token:
-            tokens |= {_token_under(self.key): Identity(Role.CONSUMER, "*"), api_token: Identity(Role.ALL, "api-token")}
+        # Slowly, so that nobody can find a weak token from what was made with it.
+        slow = hashlib.scrypt(api_token.encode(), salt=b"usher", n=2**14, r=8, p=1, dklen=32) if api_token else b""
+        self.key = slow or secrets.token_bytes(32)
+        tokens = dict(others or {}) | ({api_token: Identity(Role.ALL, "api-token")} if api_token else {})
         self._fixed = {self.seal(digest_of(token)): identity for token, identity in tokens.items()}
         self._file = None if file is None else file.expanduser()
         #: Identities, by seal.

@@ -27,7 +27,7 @@ from usher.common.protocol.keys import Keys, LogKeys, uid_key, waiting_key
 from usher.common.protocol.sources import is_pattern
 from usher.common.redis.scripts import source
 
-_CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER|CREATE|SETID)')?")
+_CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER|CREATE|SETID|USAGE)')?")
 _TABLE = re.compile(r"command = \{'(\w+)'")
 _ENDS_WORD = re.compile(r"[\s\x00-\x1f\x7f\"'()]")
 #: Commands of every connection, of a start, and of the doctor (common/doctor/collector.py).
@@ -153,14 +153,14 @@ def _consumer(keys: Keys, replies: tuple[str, ...]) -> tuple[Grant, ...]:
         Grant(("xreadgroup", "xread", "xrange", "xack", "xclaim", "xpending", "xgroup|delconsumer"), (keys.stream,)),
         Grant(("xinfo|stream", "xinfo|groups", "xlen"), (keys.stream,)),
         Grant(("hget", "hmget", "hset", "hdel", "hlen", "exists"), (keys.tickets, keys.attempts, keys.noted("*"))),
-        Grant(("pexpire",), (lease, keys.noted("*"))),
+        Grant(("pexpire", "hscan"), (lease, keys.noted("*"))),
         Grant(("get", "getex", "set", "exists", "pttl"), (lease,)),
         Grant(("del",), (lease, inbox)),
         Grant(("xread", "xrange", "xtrim"), (inbox,)),
         Grant(("xadd", "xdel", "xlen", "xrevrange"), (keys.runs, keys.dead, keys.changed)),
         Grant(("zadd", "zscore", "zlexcount", "zrem"), (keys.letters,)),
         Grant(("hget", "hdel"), (keys.consumers,)),
-        Grant(("xadd", "pexpire"), replies),
+        Grant(("xadd", "pexpire", "memory|usage"), replies),
     )
 
 
@@ -252,12 +252,6 @@ _NOBODY = "user default off resetpass resetkeys resetchannels -@all"
 ADMIN = "admin"
 #: The names of all users of a file with passwords.
 USERS = ("producer", "sender", "consumer", "master", "streamer", "reader", "auditor", ADMIN)
-
-
-def user_line(name: str, password: str, stream: str, group: str, sources: Sequence[str] = ()) -> str:
-    """Return the line of one of ``USERS``, for Redis 7 or later. Raises StartRefused as ``acl_file``."""
-    _check(stream, *sources)
-    return next(one for one in programs(stream, group, sources) if one.name == name).line(password)
 
 
 def _check(*names: str) -> None:

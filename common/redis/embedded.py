@@ -6,7 +6,6 @@ Files in ``<state>/redis`` (all readable by their owner only):
 lock          flock of the running server, which *inherits* the descriptor: it lives exactly as long as the server.
               Holds the server's process id, for people.
 password      made at the first start, used again at every later one
-users         users with fewer rights, if `usher up` has made some
 redis.conf    written anew at every start; holds the password, which is never on a command line
 redis.log     output of the last start (under supervisord: its log)
 redis.sock    the socket, if it listens on a unix socket
@@ -200,8 +199,6 @@ def _listening(folder: Path, port: int | None, password: str) -> tuple[list[str]
     return ["port 0", f"unixsocket {_quoted(path)}", "unixsocketperm 700"], f"unix://:{secret}@{quote(str(path))}?db=0"
 
 
-#: The file with users beside the one of ``password``, as redis.conf has them.
-USERS = "users"
 #: Options that save memory with our keys (deploy/redis.conf says why; Redis 6.2 to 8 and Valkey know the names).
 TUNING = ("stream-node-max-entries 16", "hash-max-ziplist-entries 32")
 
@@ -218,7 +215,6 @@ def _settings(folder: Path, password: str, durable: bool) -> list[str]:
         f"maxmemory {memory_of_machine() // 2}",
         "maxmemory-policy noeviction",
         *TUNING,
-        *((folder / USERS).read_text("utf-8").splitlines() if (folder / USERS).exists() else ()),
     ]
 
 

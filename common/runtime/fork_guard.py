@@ -8,6 +8,7 @@ do to a child.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -19,6 +20,13 @@ from typing import Any, NoReturn
 
 #: Seconds within which a child's output is flushed; the rest is lost.
 _LAST_WORDS_S = 2.0
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have Linux send this signal to this process when the thread that made it has ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def call_in_children(method: Callable[[], None]) -> None:

@@ -94,7 +94,8 @@ class Producer:
 
     ``ticket_limit``: raise Behind, and add nothing, where more than so many messages of a ticket would wait, the one
     that runs included: those that producers with a limit have added and that ``group`` has not ended. Counted in the
-    step that adds them; delayed messages are not. 0: no limit.
+    step that adds them; delayed messages are not. 0: no limit. Of a stream that is gathered nothing can be counted,
+    interrupted or cleared here: a producer of the work stream does that, of ``stream/ticket``.
     """
 
     def __init__(
@@ -325,7 +326,8 @@ class Producer:
         rows, told = self._scripts.run("send", keys, args)
         if rows and isinstance(rows[0], int):
             ticket = tickets[rows[0] - 1].decode(errors="replace")
-            raise Behind(self._stream, "", told[0], ticket, before)
+            unread = f"; no master reads it as group {self._group} (or it is gathered: then nothing can be counted)"
+            raise Behind(self._stream, "", told[0], ticket, before, "" if told[1] else unread)
         if self._sign is not None:
             self._sign.learn(told)
         return [Sent(entry_id.decode(), bool(repeated)) for entry_id, repeated in rows]

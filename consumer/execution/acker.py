@@ -29,6 +29,7 @@ from usher.common.redis.replies import HandOver
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.common.runtime.service import Service
 from usher.consumer.execution.lanes import Lanes, MessageLane
+from usher.consumer.execution.outages import Outages
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.message import Message, Told, answers_of
 from usher.consumer.lifecycle.owner_scripts import GO_ON, Buried, GiveBack, Letter, OwnerScripts
@@ -133,7 +134,7 @@ class Acker(Service):
         self._idle = True  # the thread waits to be woken
         self._lingering = False
         self._write_now = threading.Event()  # ends the linger
-        self.policy, self.ran = SKIP, Ran()
+        self.policy, self.ran, self.outages = SKIP, Ran(), Outages()
         self.on_dead_letter: Callable[[Letter], None] = lambda letter: None
         #: Called when messages were acknowledged.
         self.on_progress: Callable[[], None] = lambda: None
@@ -375,6 +376,8 @@ class Acker(Service):
         noted, self._noting = self._noting, []
         self.unnoted.difference_update(item.run.stream_id for item in noted)
         self.counts.failed(noted)
+        if self.outages.wonders(now_s()):
+            self.outages.hear(self._steps.some_errors(), now_s())
 
     def _fitting(self, most: int) -> int:
         """Return how many of those that finished one call takes: their answers may be large."""
@@ -432,7 +435,7 @@ class Acker(Service):
     def _next_letters(self, most: int) -> list[GivenUp]:
         items: list[GivenUp] = []
         size = 0
-        for item in islice(self._given_up, most):
+        for item in [*islice(self._given_up, most)]:  # at once: runners add to it meanwhile
             size += item.message.size
             if items and size > _LETTER_BYTES:
                 break

@@ -65,7 +65,6 @@ class Beside:
 
     def __init__(self) -> None:
         self.absorbed: list[Message] = []
-        self.result: Any = None
         self.cancelled = threading.Event()
 
 
@@ -278,7 +277,7 @@ class Executor:
         lane is not the runner's any more. ``text``: where that is not told by ``problem``."""
         self._note_end(message)
         self.running.pop(id(message), None)
-        message.answer = None
+        message.answer = message.given = None
         self.failed += 1
         problem = self._of_all(lane, message, readable(problem)) if self.besides else readable(problem)
         self.outages.ended(message.ticket)
@@ -367,9 +366,9 @@ class Executor:
                 is_next = rank(one.stream_id) > rank(last.stream_id) and one.fence > lane.forgotten
                 if not is_next or not _may_join(one) or not self._has_spare():
                     break
-                if beside.result is not None:
+                if one.is_asked and (given := getattr(message, "given", None)) is not None:
                     try:
-                        message.answer_all(beside.result, one)
+                        message.answer_all(given, one)
                     except (TypeError, ValueError):  # its caller gets a result of its own
                         break
                 last = lane.queue.popleft()
@@ -442,7 +441,7 @@ class Executor:
         """Put back messages that were started in one call with others, and must wait for an earlier one of their
         ticket. The lane stays the runner's."""
         for message in messages:
-            message.answer = None
+            message.answer = message.given = None
             self._note_end(message)
             self.running.pop(id(message), None)
         with self.lanes.lock:

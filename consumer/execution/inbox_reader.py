@@ -224,9 +224,8 @@ class InboxReader(Service):
                 raise
             self._left = self._left[len(page) :]
         if self._records:
-            records, self._records = self._records, []
-            self._last_record = records[-1].id
-            self._obey(records)
+            self._last_record = self._records[-1].id
+            self._obey()
             self._forget_closed(self._closed)
 
     def _next_page(self, most: int) -> list[Part]:
@@ -257,19 +256,23 @@ class InboxReader(Service):
             self._begin(records, [])
             self._fill()
 
-    def _obey(self, records: list[InboxRecord]) -> None:
-        """Carry out the orders and recalls among these records. The messages that were handed over before them are in
+    def _obey(self) -> None:
+        """Carry out the orders and recalls among the records. The messages that were handed over before them are in
         the lanes. Of equal orders the last one is: a storm of them must not keep up what is handed over."""
-        last = {record.order: record.id for record in records}
-        for record in records:
+        last = {record.order: record.id for record in self._records}
+        while self._records:  # one that Redis does not answer is carried out again, before those behind it
+            record = self._records[0]
             if record.order is not None and last[record.order] == record.id:
                 self.on_order(record.order)
             if record.recalled and not self._drains:  # a drain gives everything back
                 self.on_recall(record.recalled)
+            del self._records[0]
 
     def _fill_lanes(self, page: list[Part]) -> None:
         missing = [one[0] for _, _, entries in page for one in entries if len(one) == 1]
-        if missing and not self._drains:
+        if self._drains:  # what has a body is started by a runner that goes on with its lane
+            page = [(ticket, fence, [one[:1] for one in each]) for ticket, fence, each in page]
+        elif missing:
             page = self._with_bodies(page, sorted(missing, key=rank))
         ids = _ids(page)
         known = (self._attempts(ids) if self._tried and ids else _UNTRIED).get

@@ -25,10 +25,11 @@ import random
 import re
 import socket
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from usher.common.protocol.last_error import LastError
 from usher.consumer.handlers.message import Message
 
 _ALIKE, _SILENCE_S, _PARTLY_S, _OTHERS_S = 3, 1.0, 3600.0, 60.0
@@ -42,6 +43,9 @@ _TRIED_S = 0.05
 _HERE, _ELSEWHERE_S, _FEW, _MOST_TIMES = 10, (30.0, 60.0), 2_500, 5.0
 #: Seconds after which those that go on are not waited for: another consumer may have done them.
 _GONE_S = 1.0
+#: Where others were done in the last second, those that go on rest for as long as a few of them have worked, at most so
+#: long: handlers are short then, and what they wait for is the processor.
+_LONGEST_REST_S = 0.25
 #: Most tickets of an outage, and kinds of errors, that are remembered; and seconds for which errors that are none are.
 _MOST, _MOST_SIGNS, _MOST_KINDS, _FORGOTTEN_S = 100_000, 100, 1000, 120.0
 _TOLD_EVERY_S = 60.0
@@ -135,13 +139,17 @@ class Outage:
         self.probe = self.probed = b""  # the ticket that is tried now, and the one that was tried last
         self.probed_s, self.slot_s, self.told_s, self.probes = 0.0, 0.0, 0.0, 0
         self.tried_s, self.trying = 0.0, set[bytes]()
+        self.heard_s = -math.inf  # when as many failed so at all consumers
+        #: Of those that go on: when the first message of the last few of them was done, and until when more than half
+        #: of these had more.
+        self.first_s, self.busy_s = math.inf, 0.0
         self.least = _ALIKE  # tickets of a kind of which nothing is done
 
     def fails(self, kind: object, now_s: float) -> bool:
         """Return whether all of a kind fail, as far as is known."""
         since_s, tickets = self.failing.get(kind, (now_s, ()))
         if kind is None:
-            return len(tickets) >= _ALIKE
+            return len(tickets) >= _ALIKE or now_s < self.heard_s + _FORGOTTEN_S
         return len(tickets) >= self.least and now_s - since_s >= _SILENCE_S
 
 
@@ -155,6 +163,7 @@ class Outages:
         self._rng, self._lock = random.Random(), threading.Lock()
         self.probes = 0
         self.slots = 64
+        self._wondered_s = 0.0
         self._asked: set[bytes] = set()  # tickets that an operator wants to be tried now
 
     @property
@@ -181,7 +190,8 @@ class Outages:
                 return None
             outage.is_declared |= how == DECLARED
             failed_s = now_s - outage.tickets.get(ticket, outage.since_s)
-            is_partly = len(outage.tickets) < _ALIKE or now_s < outage.others_s + _OTHERS_S
+            is_few = len(outage.tickets) < _ALIKE and now_s >= outage.heard_s + _FORGOTTEN_S
+            is_partly = is_few or now_s < outage.others_s + _OTHERS_S
             if is_partly and not outage.is_declared and failed_s >= _PARTLY_S:
                 return None
             is_news = not outage.is_on or now_s >= outage.told_s + _TOLD_EVERY_S
@@ -258,6 +268,21 @@ class Outages:
             outage.probes, self.probes = outage.probes + 1, self.probes + 1
             return None
 
+    def wonders(self, now_s: float) -> bool:
+        """Return, at most once a second, whether fewer fail here than are an outage: others may at other consumers."""
+        known = [*self.known.values()]
+        if now_s < self._wondered_s + 1.0 or all(one.least > 1 or len(one.tickets) >= _ALIKE for one in known):
+            return False
+        self._wondered_s = now_s
+        return True
+
+    def hear(self, errors: Iterable[LastError], now_s: float) -> None:
+        """Take the last errors of messages of the group, of different tickets, for only the first one of each runs."""
+        with self._lock:
+            for sign, count in Counter((error.error_type, error.at) for error in errors).items():
+                if count >= _ALIKE and sign in self.known:
+                    self.known[sign].heard_s = now_s
+
     def concerns(self, message: Message, now_s: float) -> bool:
         with self._lock:
             return message.ticket in self._of or any(self._is_whole(one, message, now_s) for one in self.known.values())
@@ -294,10 +319,16 @@ class Outages:
         more: list[tuple[bytes, int]] = []
         if is_first:
             outage.going.clear()
+            outage.first_s = math.inf
         is_alone = now_s >= outage.others_s + _SILENCE_S
         most = max(self.go_on, self.slots) if is_alone else self.go_on
         if (going := len(outage.going)) > most // 2:
+            outage.busy_s = now_s
             return more
+        rest_s = min(_LONGEST_REST_S, outage.busy_s - outage.first_s)
+        if not is_alone and now_s < outage.busy_s + rest_s:
+            return more
+        outage.first_s = math.inf
         while len(more) < most - going and outage.waiting:
             ticket, (fence, due_s) = outage.waiting.popitem(last=False)
             if due_s > now_s:  # else it went on by itself, perhaps at another consumer
@@ -332,7 +363,9 @@ class Outages:
             return None
         is_first = outage.is_on or now_s >= outage.last_s + _GONE_S
         outage.waiting.pop(message.ticket, None)  # its time had come
-        outage.going -= {message.ticket} if is_last else set()
+        if message.ticket in outage.going:
+            outage.first_s = min(outage.first_s, now_s)
+            outage.going -= {message.ticket} if is_last else set()
         if outage.is_on:  # first those that wait here: to the leader they are work that this consumer has
             outage.waiting = OrderedDict(sorted(outage.waiting.items(), key=lambda item: item[1][0] > 0))
         first = self._next(outage, now_s, is_first)

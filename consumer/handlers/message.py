@@ -89,6 +89,7 @@ class Message(EntryView):
         "failures",
         "fence",
         "first_ms",
+        "given",
         "lane",
         "losses",
         "plain",
@@ -105,6 +106,7 @@ class Message(EntryView):
     runner: ClassVar[Any] = None
     on_progress: ClassVar[Callable[[list[Message], Told], None]] = lambda some, told: None  # of each message_type
     answer: Told | None  # of this run; unset: none
+    given: Any  # the result that this run has set, for callers of what is absorbed later; unset: none
     start_us: int  # time of the last start; unset before the first
     end_us: int  # time at which its handler returned; unset before that
 
@@ -191,8 +193,7 @@ class Message(EntryView):
     def result(self, value: Any) -> None:
         """Set what its caller (``Producer.call``, ``stream``) is answered when it is done, as a return value other than
         None does. Raises TypeError and ValueError for what cannot be sent to a caller, if there is one."""
-        if self.runner and (beside := self.runner.besides.get(self.stream_id)):
-            beside.result = value  # for callers of what is absorbed later
+        self.given = value
         self.answer_all(value)
 
     def answer_all(self, value: Any, *others: Message) -> None:

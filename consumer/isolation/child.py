@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import faulthandler
 import math
 import os
@@ -31,7 +30,7 @@ from usher.common.base.errors import GiveUp, HandlerUnusable, Invalid, RetryLate
 from usher.common.base.log import configure, in_hand
 from usher.common.base.text import format_error
 from usher.common.protocol.attempts import Attempts
-from usher.common.runtime.fork_guard import ForkGuard
+from usher.common.runtime.fork_guard import ForkGuard, end_with_parent
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.handlers.decorators import given
 from usher.consumer.handlers.error_trace import traced, type_name
@@ -55,7 +54,6 @@ from usher.consumer.isolation.process import (
 )
 from usher.consumer.policy.batches import judge
 
-_PR_SET_PDEATHSIG = 1
 #: Longest wait in seconds that an answer may give: JSON has no infinity.
 _LONGEST_WAIT_S = 10 * 365 * 86_400.0
 #: Seconds between looks at the lease, and how many of them must find that it has ended.
@@ -197,7 +195,7 @@ def _ignore(*_: object) -> None:
 def main(orders: int) -> None:
     """Be the template: fork a process for each order on this socket, and one that watches it, until the socket is
     closed. An order brings a pipe for what ``watch`` tells, and the descriptors of ``run``."""
-    _die_with_parent()
+    end_with_parent()
     for stop in (signal.SIGTERM, signal.SIGINT):  # systemd sends it to all of a service; who asked decides, and ends us
         signal.signal(stop, _ignore)
     control = socket.socket(fileno=orders)
@@ -220,7 +218,7 @@ def main(orders: int) -> None:
         watch(pid, status, asker)
     os.close(status)
     os.close(asker)
-    _die_with_parent()
+    end_with_parent()
     os.setpgid(0, 0)
     with contextlib.suppress(ConnectionError, StopIteration):  # who asked was killed, which others tell
         run(*asked)
@@ -239,10 +237,6 @@ def watch(pid: int, status: int, asker: int) -> NoReturn:
             os.killpg(pid, signal.SIGKILL)
         os.write(status, STATUS.pack(os.waitpid(pid, 0)[1]))
     os._exit(0)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def run(asked_by: int, where: int) -> None:

@@ -3,6 +3,7 @@ what ``Link.call`` raises."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import math
@@ -11,12 +12,13 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from usher.common.base.clock import now_s
+from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import OwnershipLost
 from usher.common.base.log import event
 from usher.common.protocol.attempts import Attempts, encode
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.last_error import NotedError
+from usher.common.protocol.last_error import LastError, NotedError
+from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.registration import Registration
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.scripts import ScriptRunner
@@ -24,6 +26,7 @@ from usher.common.redis.scripts import ScriptRunner
 log = logging.getLogger(__name__)
 _NO_ERROR = NotedError()
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
+_SOME, _NEW_MS = 40, 60_000  # last errors that are looked at, and how old they may be
 
 
 class Buried(enum.Enum):
@@ -157,6 +160,14 @@ class OwnerScripts:
         reply = self._scripts.run("charge", script_keys, args)
         self._check(reply[0])
         return list(reply[1])
+
+    def some_errors(self) -> list[LastError]:
+        """Return new errors of some messages of the group; none without a right to see them. Not by HRANDFIELD, with
+        which who may send it makes Redis write thousands of millions of them, and answer nobody else."""
+        found: Sequence[bytes] = ()
+        with contextlib.suppress(CommandRefused):  # `usher doctor` tells of rights
+            found = self.link.call("HSCAN", self._keys.errors, 0, "COUNT", _SOME)[1]
+        return [one for one in map(decode_error, found[1::2]) if one and one.at_ms >= wall_ms() - _NEW_MS]
 
     def drain(self, lease_ms: int) -> None:
         self._check(self._scripts.run("drain", (self._lease, self._keys.changed), (lease_ms, self._incarnation)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import importlib
 import inspect
@@ -31,6 +30,7 @@ from typing import Any
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, RetryLater, readable
 from usher.common.protocol.attempts import Attempts
+from usher.common.runtime.fork_guard import end_with_parent
 from usher.consumer.handlers.loader import Handler, check_ran, load_handler
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.batches import judge
@@ -110,7 +110,6 @@ def to_json_value(value: Any) -> Any:
 
 
 _LEASE_S = 3600.0
-_PR_SET_PDEATHSIG = 1
 
 
 class TortureError(Exception):
@@ -183,10 +182,6 @@ class TortureChild:
         if not self.is_over:
             os.waitpid(self.pid, 0)
             self.is_over = True
-
-
-def end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 # ---- in the child process --------------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ import click
 from usher.common.base.clock import wall_ms
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
+from usher.common.runtime.fork_guard import end_with_parent
 from usher.consumer.handlers.loader import load_handler
-from usher.consumer.torture.child import TortureChild, TortureRequest, end_with_parent
+from usher.consumer.torture.child import TortureChild, TortureRequest
 from usher.consumer.torture.findings import CaseFailure, Expected, ScenarioResult, explain, trouble_with_effect
 from usher.consumer.torture.scenarios import (
     DISTURBED,

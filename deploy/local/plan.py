@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +18,11 @@ from pydantic import Field
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.errors import NotNow, ReplyUnknown, SettingsError, StartRefused
-from usher.common.base.private_file import write_private
 from usher.common.base.text import pluralize
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
 from usher.common.http.serve import check_address
-from usher.common.redis.acl import user_line
 from usher.common.redis.client import CommandRefused, Link, check_reachable
-from usher.common.redis.embedded import USERS, free_port, has_selectors, prepare
+from usher.common.redis.embedded import free_port, prepare
 from usher.common.redis.locate import LocalInstance, announce_instance, find_local_instance
 from usher.common.runtime.settings import CommonSettings, load, name_of
 from usher.common.runtime.settings import environment as changed_settings
@@ -140,13 +137,12 @@ def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[]
         check_address(f"127.0.0.1:{settings.port + index}", "USHER_PORT")
     if settings.redis_url:
         check_reachable(settings.redis_url)
-        redis_url, redis_port, consumers_url = settings.redis_url, None, ""
+        redis_url, redis_port = settings.redis_url, None
     else:
         redis_port = _redis_port(settings, folder)
         prepared = prepare(folder, redis_port, server=settings.redis_server)
         os.close(prepared.lock_fd)  # only a check: the server takes the lock itself
         redis_url = prepared.url
-        consumers_url = _consumers_url(settings, folder / "redis", Path(prepared.command[0]), redis_url)
     base = _of_programs(environ) | changed_settings(settings)
     base["USHER_HANDLER"] = settings.handler
     whole = environment(
@@ -157,7 +153,6 @@ def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[]
         port=settings.port,
         redis_port=redis_port,
         stop_seconds=settings.stop_seconds,
-        consumers_redis_url=consumers_url,
     )
     check_programs(whole, check)
     return Plan(settings, folder, redis_url, redis_port, whole)
@@ -227,18 +222,6 @@ def _redis_port(settings: LocalSettings, folder: Path) -> int:
     return port
 
 
-def _consumers_url(settings: LocalSettings, folder: Path, server: Path, url: str) -> str:
-    """Return the URL of consumers, whose user may do what they need; it is in redis.conf from the next start on. Redis
-    6.2 has no such user, nor has a stream whose name cannot stand there."""
-    sources, made = settings.sources, hashlib.sha256(b"consumer:" + (folder / "password").read_bytes()).hexdigest()
-    fed = () if sources is None else (*sources.names, *sources.patterns)
-    lines = []
-    with contextlib.suppress(StartRefused):
-        lines = [user_line("consumer", made, settings.work_stream, settings.group, fed)] * has_selectors(server)
-    write_private(folder / USERS, "\n".join(lines))
-    return f"redis://consumer:{made}@{url.rpartition('@')[2]}" if lines else url
-
-
 def _redis_answers(url: str) -> str:
     link = Link(url, "usher:up", timeout_s=1.0)
     try:
@@ -306,7 +289,7 @@ def check_programs(environ: Mapping[str, str], check: Callable[[], None] = lambd
     if problems := problems_of_programs(environ):
         raise SettingsError(problems)
     if handler := environ.get("USHER_HANDLER", ""):
-        check_handler(handler, check)
+        check_handler(handler, check, environ)
 
 
 @click.command()

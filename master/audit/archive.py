@@ -1,17 +1,12 @@
-"""The archive: entries and run log of a ticket stream as Parquet, by day, added to incrementally and exactly once. This
-process writes it, whatever executes the checks.
+"""The archive: entries and run log of a ticket stream as Parquet, by day, added to incrementally and exactly once.
 
 After a commit the last id goes to Redis, that of the entries also to the stream's own key: the floor that ``usher trim
 --archived-only`` may not pass. Nothing is missing between two runs as long as the last archived entry is still in the
 stream: the archive looks for it after the reading, and ``usher trim`` keeps it.
 
 ``<table>/_commits.json`` has all commits, with the digests of their files (``date=2026-11-21/<n>-part-0.parquet``): a
-run that is killed before that is renamed into place changes nothing, and the next one removes what it has written. One
-archive has one writer: a lock on the folder.
-
-The commits of each day that is over (and proven, where there is a proof) become one, with one file sorted by ticket
-(for each 5 million rows); a proof's become one each time that it writes a whole carry; with ``keep_days`` the
-oldest ones become one without rows, but for the executions that later ones are compared with (``_carried``).
+run that is killed before that is in place changes nothing. Commits of days that are over become one (``fold``), a
+proof's each time that it writes a whole carry.
 """
 
 from __future__ import annotations
@@ -20,10 +15,13 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
+import shutil
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -40,19 +38,16 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, facts_of, first_of, redis_ms
 from usher.master.audit import batches
 from usher.master.audit.batches import BulkReader
-from usher.master.audit.engine import Engine, few, held, local_engine, quoted, refusing
+from usher.master.audit.engine import Engine, few, held, local_engine, quoted, refusing, store_of
+from usher.master.audit.settings import where
 
-#: So many sentences are stored in Redis, of so many characters.
-_SAID, _LONGEST = 20, 300
+_SAID, _LONGEST = 20, 300  # so many sentences are stored in Redis, of so many characters
 _HELP = "put it back from a copy, or begin a new archive in another folder (USHER_AUDIT_DIR)"
-#: What a proof looks for in messages: all that an archive without bodies has of them.
-_KNOWN_BY = frozenset({b"uid", b"usher_from"})
+_KNOWN_BY = frozenset({b"uid", b"usher_from"})  # all that an archive without bodies has of messages
 _TOP = b"18446744073709551615-18446744073709551615"
 _DAY_MS, _LAST_DAY = 86_400_000, 2_932_896  # of the year 9999: a hostile id may lie beyond the calendar
-#: Of a running total.
-_PLACES = Decimal("1e-9")
-#: Memory of what sorts the rows of a day, and how many it sorts at once; what does not fit goes to disk.
-_FOLD_MIB, _FOLDED = 512, 5_000_000
+_PLACES = Decimal("1e-9")  # of a running total
+_FOLD_MIB, _FOLDED = 512, 5_000_000  # memory of what sorts the rows of a day, and how many it sorts at once
 _SORTED = "SELECT * FROM r WHERE hash(ticket) % {parts} = {at} ORDER BY ticket, nth"
 #: Of each ticket all executions of the messages that have what later ones are compared with (tables/carry.sql).
 _COMPARED = """\
@@ -64,9 +59,8 @@ SELECT r.* FROM r SEMI JOIN (
 
 @dataclass(frozen=True)
 class Commit:
-    """An addition to one table: the rows above ``after`` up to ``last``. ``files``: name -> digest. ``gap``: what may
-    be missing. ``facts``: what else is committed. ``first``: from that number on it takes the place of
-    commits, None: of none, 0: of all, and not all of their rows are kept."""
+    """An addition to a table: rows above ``after`` up to ``last``. ``files``: name -> digest; ``gap``: what may lack;
+    ``first``: from that number on it takes the place of commits, None: of none, 0: of all, without all rows."""
 
     number: int
     after: str
@@ -87,17 +81,72 @@ class Commit:
 
 
 class DataSet:
-    """A table of the archive, for the holder of the archive's lock."""
+    """A table of the archive, for the holder of the archive's lock. Of one in an object store ``folder`` has copies,
+    and other machines' runs are not known: each commit is a log of its own, ``_commits-<n>.json``, put where none is,
+    and files have names that only one run gives."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._log = folder, folder / "_commits.json"
+        self.folder, self._log, self._at = folder, f"{where(folder)}/_commits.json", -1
+        self._store, self._root = store_of(where(folder))
+
+    def _names(self) -> list[str]:
+        if self._store is None:
+            return [str(one.relative_to(self.folder)) for one in self.folder.rglob("*.parquet")]
+        self._store.invalidate_cache()
+        return sorted(one.removeprefix(f"{self._root}/") for one in self._store.find(self._root))
+
+    def _read(self) -> bytes:
+        if self._store is None:
+            return Path(self._log).read_bytes()
+        *_, log = ["", *(one for one in self._names() if one.startswith("_commits-"))]
+        self._at = int(log[9:-5] or 0) if self._at < 0 else self._at  # a commit stands on what this run has read first
+        return bytes(self._store.cat_file(f"{self._root}/{log}"))
+
+    def _write(self, commits: Sequence[Commit]) -> None:
+        octets = json.dumps([asdict(one) for one in commits]).encode()
+        if self._store is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            written = Path(f"{self._log}.new")
+            written.write_bytes(octets)
+            _sync(written)
+            written.replace(self._log)
+            _sync(self.folder)
+            return
+        self._at += 1
+        log = f"{self._root}/_commits-{self._at:08d}.json"
+        with contextlib.suppress(FileExistsError):  # put by another run, or by this one, whose answer was lost
+            self._store.pipe_file(log, octets, mode="create")
+        *old, last = [f"{self._root}/{one}" for one in self._names() if one.startswith("_commits-")]
+        if last != log or self._store.cat_file(log) != octets:  # behind later ones there may be room again
+            raise StartRefused(f"another run has written to the archive {where(self.folder)} meanwhile; run it again")
+        for one in old[:-1]:  # which somebody may be reading
+            self._store.rm_file(one)
+
+    def _keep(self, files: Sequence[Path]) -> list[Path]:
+        """Return written files, once they stay whatever becomes of this machine."""
+        if self._store is None:
+            for place in (*files, *{file.parent for file in files}):
+                _sync(place)
+            return [*files]
+        kept = [file.rename(file.with_stem(f"{file.stem}-{secrets.token_hex(8)}")) for file in files]
+        for file in kept:
+            self._store.put_file(str(file), f"{self._root}/{file.relative_to(self.folder)}")
+        return kept
+
+    def _remove(self, names: Iterable[str], since: timedelta = timedelta()) -> None:
+        """Remove files, of a store those that are there for so long."""
+        for name in names:
+            if self._store is None:
+                (self.folder / name).unlink()
+            elif datetime.now(UTC) - self._store.modified(f"{self._root}/{name}") >= since:
+                self._store.rm_file(f"{self._root}/{name}")
 
     def chain(self) -> list[Commit]:
         """Return the commits, in order. Raises StartRefused."""
         try:
-            return [Commit(**one) for one in json.loads(self._log.read_bytes())]
+            return [Commit(**one) for one in json.loads(self._read())]
         except FileNotFoundError as lost:
-            if any(self.folder.rglob("*.parquet")):
+            if self._names():
                 raise StartRefused(f"the archive's {self._log} is gone, and its files are there; {_HELP}") from lost
             return []
         except (OSError, ValueError, TypeError) as unreadable:
@@ -108,49 +157,41 @@ class DataSet:
 
     def recover(self) -> Commit | None:
         """Remove what a killed run left. Returns the last commit, None before the first."""
-        named = {self.folder / name for one in self.chain() for name in one.files}
-        for file in set(self.folder.rglob("[0-9]*-part-*.parquet")) - named:
-            file.unlink()
-        return self.last()
-
-    def _write(self, commits: Sequence[Commit]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        written = self._log.with_name(f"{self._log.name}.new")
-        with written.open("w") as out:
-            json.dump([asdict(one) for one in commits], out)
-            out.flush()
-            os.fsync(out.fileno())
-        written.replace(self._log)
-        _sync(self.folder)
+        chain = self.chain()
+        ours = {one for one in self._names() if Path(one).match("[0-9]*-part-*.parquet")}
+        self._remove(ours.difference(*(one.files for one in chain)), timedelta(days=1))  # another run may be at work
+        return chain[-1] if chain else None
 
     def files(self, commits: Iterable[Commit], under: str = "") -> list[Path]:
         """Raises StartRefused when one is missing, or is not as it was written. ``under``: how their names begin."""
         named = {self.folder / name: digest for one in commits for name, digest in one.files.items()}
         found = [file for file in named if str(file.relative_to(self.folder)).startswith(under)]
+        if self._store is not None:
+            far = {f"{self._root}/{one.relative_to(self.folder)}": str(one) for one in found if not one.exists()}
+            with contextlib.suppress(FileNotFoundError):
+                self._store.get([*far], [*far.values()])
         for file in found:
             if not file.exists():
-                raise StartRefused(f"the archive lacks {file}: {_HELP}")
+                raise StartRefused(f"the archive lacks {where(file)}: {_HELP}")
             if _digest(file) != named[file]:
-                raise StartRefused(f"{file} is not as it was written: {_HELP}")
+                raise StartRefused(f"{where(file)} is not as it was written: {_HELP}")
         return found
 
     def complete(self, bodies_from: bytes | None = None) -> tuple[list[Path], int]:
-        """Return the files of all commits, and how many rows they have: other files in the folder (a copy, say) are no
-        part of the table. Raises StartRefused, also where bodies from that id on are asked for that are not kept."""
+        """Return the files of all commits, and how many rows they have. ``bodies_from``: bodies from that id on."""
         commits = self.chain()
         lacking = [one for one in commits if one.rows and not one.facts.get("bodies")]
         if bodies_from is not None and lacking and rank(lacking[-1].last.encode()) >= rank(bodies_from):
             raise StartRefused(
-                f"{self.folder} has not what is in the messages up to {lacking[-1].last}, ids and facts only: it is"
-                " archived with --bodies (usher audit archive, prove)"
+                f"{where(self.folder)} has not what is in the messages up to {lacking[-1].last}, ids and facts only: it"
+                " is archived with --bodies (usher audit archive, prove)"
             )
         return self.files(commits), sum(commit.rows for commit in commits)
 
     def rows(self, names: str, wanted: str, bodies_from: bytes | None = None) -> Iterator[tuple[Any, ...]]:
-        """Yield columns of the rows where an SQL condition holds, in no order; file by file, as there may be more than
-        fit into memory. Raises StartRefused, also when there is no archive."""
+        """Yield columns of the rows where an SQL condition holds, file by file: all may not fit into memory."""
         if self.last() is None:
-            raise StartRefused(f"there is no archive in {self.folder} (usher audit archive)")
+            raise StartRefused(f"there is no archive in {where(self.folder)} (usher audit archive)")
         files, _ = self.complete(bodies_from)
         with local_engine(self.folder / "_spill", _FOLD_MIB) as engine:
             for file in files:
@@ -159,7 +200,9 @@ class DataSet:
 
     def place(self, commit: Commit, part: str, at: int = 0) -> Path:
         """Return where the rows of this part (a folder) of a commit are to be written; ``at``: in which file."""
-        if not self._log.exists():  # where it is gone later, there are files that it had named
+        try:
+            self._read()
+        except FileNotFoundError:  # where it is gone later, there are files that it had named
             self._write([])
         folder = self.folder / part
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,23 +212,22 @@ class DataSet:
         return sorted(self.folder.rglob(f"{commit.name}-part-*.parquet"))
 
     def commit(self, wanted: Commit, stays: str = "") -> Commit:
-        """Make the written files part of the table. ``stays``: how names of former files begin that stay. Raises
-        StartRefused when they have not the rows that they should have (0: not known)."""
+        """Make the written files part of the table. ``stays``: how names of former files begin that stay."""
         files = self.written(wanted)
         there = sum(pq.read_metadata(file).num_rows for file in files if wanted.rows)
         if there != wanted.rows:
             raise StartRefused(f"of {wanted.rows:,} rows {there:,} were written in {self.folder}: nothing was changed")
-        for place in (*files, *{file.parent for file in files}):  # first: then their entries may be trimmed
-            _sync(place)
+        files, before = self._keep(files), self.chain()
         made = replace(wanted, files={str(file.relative_to(self.folder)): _digest(file) for file in files})
         first = made.number if made.first is None else made.first
         former = [
             replace(one, files={name: digest for name, digest in one.files.items() if name.startswith(stays)})
-            for one in self.chain()
+            for one in before
             if not first <= one.number <= made.number
         ]
-        self._write(sorted([made, *former], key=lambda one: one.number))
-        self.recover()
+        chain = sorted([made, *former], key=lambda one: one.number)
+        self._write(chain)
+        self._remove({name for one in before for name in one.files}.difference(*(one.files for one in chain)))
         return made
 
     def fold(self, table: str, upto: int | None, kept_day: int | None) -> None:
@@ -234,13 +276,23 @@ def data_sets(folder: Path, keys: Keys) -> tuple[DataSet, DataSet, DataSet]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    with refusing(f"the archive's folder {folder} cannot be used"):
+    """Hold the lock of an archive; of an object store's on this machine alone. Raises StartRefused."""
+    with refusing(f"the archive {where(folder)} cannot be used"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = held(folder / "_lock")
-    if lock is None:
-        raise StartRefused(f"another process writes to the archive {folder}; wait for it")
-    with lock:
-        yield
+        if lock is None:
+            raise StartRefused(f"another process writes to the archive {where(folder)}; wait for it")
+        with lock:
+            _forget_copies(folder)
+            try:
+                yield
+            finally:
+                _forget_copies(folder)
+
+
+def _forget_copies(folder: Path) -> None:
+    for copies in folder.glob("stream-*") if "://" in where(folder) else ():
+        shutil.rmtree(copies)
 
 
 def _digest(file: Path) -> str:
@@ -259,8 +311,7 @@ def _sync(place: Path) -> None:
 def add(
     url: str, keys: Keys, field: bytes, folder: Path, keep_days: int | None = None, bodies: bool = False
 ) -> dict[str, Commit]:
-    """Archive what is new in one stream; the caller holds the lock of ``folder``. ``bodies``: with what is in the
-    messages. Raises StartRefused; rows committed until then stay."""
+    """Archive what is new in one stream, for the holder of the lock of ``folder``. Raises StartRefused."""
     entries, runs, proofs = data_sets(folder, keys)
     made: dict[str, Commit] = {}
     with refusing("the archive was not finished; run it again"), BulkReader(url) as link:
@@ -338,11 +389,10 @@ def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, An
 def totals_of_archive(
     engine: Engine, entries: DataSet, value: str, kind: str, key: str, states: Sequence[tuple[str, str, dict[str, Any]]]
 ) -> list[tuple[Any, ...]]:
-    """Return (name, total, last id, the total that it has, whether they agree, why nothing can be said) of each of
-    these log consumers (name, last id, state, where ``key`` is the total that it has). The total is the sum of
-    ``value`` (a field, or ``data.name`` for a number inside the JSON of field ``data``) over every message up to its
-    last id, each uid once. ``kind``: only messages whose field ``object`` is this; "" takes all. Raises StartRefused
-    when the archive is not as it was written."""
+    """Return (name, total, last id, the total that it has, whether they agree, why nothing can be said) of these log
+    consumers (name, last id, state, where ``key`` is the total that it has). The total is the sum of ``value`` (a
+    field, or ``data.name`` for a number inside the JSON of field ``data``) over messages up to its last id, each uid
+    once. ``kind``: only messages whose field ``object`` is this; "" takes all. Raises StartRefused."""
     files, number = entries.complete(ZERO)
     field, _, inside = value.partition(".")
     text = f"fields[{quoted([field])}]"
@@ -393,8 +443,7 @@ def seen(link: Link, keys: Keys) -> list[Any]:
 
 
 def nothing_new(folder: Path, link: Link, keys: Keys) -> bool:
-    """Return True when nothing has happened since the last run, and note that it is proven until now. Raises
-    StartRefused. Without a group there is something to tell, by the proof."""
+    """Return True when nothing has happened since the last run, and note that it is proven until now."""
     *_, proofs = data_sets(folder, keys)
     last = proofs.last()
     with contextlib.suppress(GroupMissing):

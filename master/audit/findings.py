@@ -17,21 +17,17 @@ from usher.common.protocol.keys import Keys
 
 #: The most suspects of one check and stream that are looked at again, lowest ids first; the others are only counted.
 LOOKED_AT = 2000
-#: Seconds before the second look at suspects: what was half done when it was read is over by then.
-SETTLE_S = 1.0
-#: Findings that a report shows of each check and stream.
-SHOWN = 10
+SETTLE_S = 1.0  # seconds before the second look at suspects: what was half done when it was read is over by then
+SHOWN = 10  # findings that a report shows of each check and stream
 FILES = resources.files("usher.master.audit")
 #: A word of a hint that something is filled into, without the punctuation around it.
 _FILLED = re.compile(r"(?:[\w:]*\{\w+\}[\w*]*)+")
 
 
 class AuditCheck(NamedTuple):
-    """``severity``: bad (the promise was broken, or work is stuck) or warn (allowed once, but an operator should
-    look); both make the exit code 1. ``marks``: ``again``, when it is of what moves while it is read, so that it is
-    made once more, and not of records that do not change; ``proof``, when a proof from the archive makes it, too.
-    ``section``: of deploy/runbook.md, that goes on where ``repair`` ends; ``repair`` has {id} {ticket} {owner} {prefix}
-    {runs} in it."""
+    """``severity``: bad (the promise was broken, or work is stuck) or warn (allowed once, but an operator should look).
+    ``marks``: ``again``, when it is of what moves while it is read, so that it is made once more; ``proof``, when a
+    proof makes it, too. ``section``: of deploy/runbook.md, that goes on where ``repair`` ends."""
 
     name: str
     severity: str

@@ -1,17 +1,11 @@
 """Run an audit: read, judge, look again at what moved meanwhile (``usher.master.audit``), report. Or a step of the
 proof of history, which archives what is new and judges that, with what its tickets carry from before. Or ``usher
-report``: waits, run times, retries, dead letters and worker seconds of what was executed. Of a proof::
+report``: waits, run times, retries, dead letters and worker seconds of what was executed.
 
-    <archive>/stream-<name>/proof/group=<group>/
-        _commits.json       proven behind `after` up to `last`, and the facts
-        carry/<n>-part-0    a row per ticket: what later executions of it are compared with (tables/carry.sql)
-        clocks/<n>-part-0   how far the clocks of consumers may be off
-        open/<n>-part-0     entries that were not over at the last run
-        found/<n>-part-0    all findings of this history, so far
-
-A commit is there as a whole or not at all, and begins where the one before it ends; the archive does not change. So a
-run that was killed is done again with the same rows, and the chain of commits is the proof that nothing lies between
-two runs. What a run has found is told before it is committed: one that is killed in between tells it again.
+A proof's files are carry (a row per ticket: tables/carry.sql), clocks (how far they may be off), open (entries that
+were not over at the last run) and found (all findings so far). A commit is there as a whole or not at all, and begins
+where the one before it ends, so a killed run is done again with the same rows. What a run has found is told before it
+is committed: one that is killed in between tells it again.
 """
 
 from __future__ import annotations
@@ -65,22 +59,19 @@ FACTS = schema_of(
     "time_ms delivered_ms delivered_nth last_nth first_nth deleted_nth base_ms order_ms drop_ms"
     " handled_before_ms ahead_before_ms cut_unread",
 )
-#: The names in the groups, but for reserved ones. ``oldest_idle_ms``: of the first pending entry, or 0; ``registered``:
-#: its consumer is, as this or another incarnation; ``is_ours``: an incarnation may have had that name.
+#: Unreserved names in the groups. ``registered``: as any incarnation; ``is_ours``: an incarnation may have had it.
 MEMBERS = schema_of(
     "stream name", "pending oldest_idle_ms idle_ms", **dict.fromkeys(("lives", "registered", "is_ours"), pa.bool_())
 )
 DECLARED = schema_of("stream", "at_ms first_nth last_nth")
 _DELETED = b"max-deleted-entry-id"
 _NUMBER = re.compile(r"[0-9]{1,19}")
-#: Seconds for which entries that were cut unread are a finding: nothing more can be found out about them.
-_RECENT_S = 86_400
+_RECENT_S = 86_400  # for which entries that were cut unread are a finding: nothing more can be found out about them
 _FOREIGN = schema_of("stream detail")
 #: What a proof carries of a ticket: nothing, in an audit.
 CARRIED = schema_of("stream ticket consumer id", "fence nth begun_nth ended_us end_least")
 CARRIED_CLOCKS = schema_of("stream consumer", "above_us below_us least_us most_us")
-#: Commits whose carries are read together before they are made one.
-_DELTAS = 32
+_DELTAS = 32  # commits whose carries are read together before they are made one
 _OPEN = schema_of("stream id ticket", "ms seq nth")
 _FOUND = schema_of(" ".join(("check", *Example._fields)))
 
@@ -88,16 +79,14 @@ _FOUND = schema_of(" ".join(("check", *Example._fields)))
 DIMENSIONS = ("tenant", "handler", "ticket", "consumer")
 _FILES = ("days", "hours")
 _DAY_US = 86_400_000_000
-#: Days from which a trend is told, and days beyond which a forecast says nothing.
-_LEAST_DAYS, _FAR_DAYS = 3, 730
+_LEAST_DAYS, _FAR_DAYS = 3, 730  # days from which a trend is told, and days beyond which a forecast says nothing
 _ROW = ("stream", "dim", "name", "day", "executions", "done", "failed", "retries", "letters", "worker_s")
 _TIMES = ("wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "run_p50_ms", "run_p95_ms", "run_p99_ms")
 
 
 @dataclass(frozen=True)
 class AuditReport:
-    """A run's report. ``unproven``: sentences about what could not be said; ``proven``: of a proof from the archive,
-    what it proves of each stream; ``checks``: the names of those that were made."""
+    """A run's report. ``proven``: of a proof, what it proves of each stream; ``checks``: the names of those made."""
 
     run: str
     started_ms: int
@@ -153,8 +142,7 @@ def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
 
 
 def summary(report: AuditReport, stream: str) -> dict[str, Any]:
-    """Return the summary that is stored in Redis for pages and metrics: small, whatever was found. What was found is of
-    this stream, with the first example of each check; the figures are of the whole run."""
+    """Return what Redis keeps for pages and metrics: findings of this stream, an example each; figures of the run."""
     found = tuple(replace(one, examples=one.examples[:1]) for one in report.found if one.stream == stream)
     told = document(replace(report, found=found))
     severities = {kind: sum(one.count for one in found if one.check.severity == kind) for kind in ("bad", "warn")}
@@ -168,9 +156,8 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
 
 
 class AuditedStream(NamedTuple):
-    """A ticket stream, its group and its run log at one moment. ``row`` and ``declared``: of these tables (``facts``).
-    ``has_runs``: there are records in the run log, and all after ``cut_ms``, by Redis' clock (-1: it was never cut).
-    ``first``: the first entry that is still in the stream; ``max_deleted``: the highest one that was ever deleted."""
+    """A ticket stream, its group and its run log at one moment. ``has_runs``: there are some, all after ``cut_ms`` by
+    Redis' clock (-1: never cut); ``first``: of the entries still there; ``max_deleted``: of those ever deleted."""
 
     keys: Keys
     row: dict[str, Any]
@@ -184,8 +171,7 @@ class AuditedStream(NamedTuple):
 
 
 def unproven(facts: AuditedStream, known: Sequence[Any], counts: Mapping[tuple[str, str], int]) -> list[str]:
-    """Return what cannot be said of this stream, each in one sentence. ``known``: stream, handled_ms, ahead_ms of the
-    table of that name; ``counts``: (figure, stream) -> entries."""
+    """Return what cannot be said of this stream. ``known``: its row; ``counts``: (figure, stream) -> entries."""
     (_, handled_ms, ahead_ms, *_), first, cut_ms = known, facts.first, facts.cut_ms
     gone = "its entries" if first is None else f"the entries before {first.decode()}"
     deleted = facts.max_deleted if first and facts.max_deleted and rank(facts.max_deleted) > rank(first) else b""
@@ -307,15 +293,13 @@ def members(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
 
 
 def ticket_name(example: Example) -> bytes:
-    """Return the ticket's field in the index. A message without a ticket id is a ticket of its own, under a name that
-    is not text."""
+    """Return the ticket's field in the index: without a ticket id one of its own, under a name that is no text."""
     is_own = not example.ticket or example.ticket == "\ufffd" + example.id
     return b"\xff" + example.id.encode() if is_own else example.ticket.encode()
 
 
 def last_drop_ms(link: Link, keys: Keys) -> int:
-    """Return when a dead letter was last dropped; if the action log was cut and has no drop, when it begins: there may
-    have been one before. -1: never."""
+    """Return when a dead letter was last dropped, or may have been: when the cut action log begins. -1: never."""
     end, first_ms = b"+", -1
     while True:
         rows = link.call("XREVRANGE", keys.actions, end, "-", "COUNT", 500)
@@ -431,8 +415,7 @@ class AuditRun:
         read_redis(self._engine, self._readers, self._folder / f"{name}.parquet", schema, read)
 
     def _by_workers(self, name: str, source: str, **options: str) -> bool:
-        """Let Spark's workers read. False where this process is to do it, also for Spark: little data costs less than
-        to start them."""
+        """Let Spark's workers read. False: this process is to do it, as little data costs less than to start them."""
         if not isinstance(self._engine, SparkEngine) or self._engine.small or not self._readers:
             return False
         given = {"url": self._plan.redis_url, "stream": ",".join(self._readers), "group": self._plan.group}
@@ -514,10 +497,9 @@ class AuditRun:
 
 
 class Proof:
-    """The proof of one stream; the caller holds the lock of the archive in ``place``; ``folder`` is for what is read.
-    ``span``: the history without a gap that ends now: its first record's time (None: without any), its executions, and
-    what may be missing before it. ``executions``: new ones; ``fresh``: what was not found before; ``standing``: all
-    findings; ``holes``: how many of the sentences ``unproven`` say where a span ended. Raises StartRefused."""
+    """The proof of one stream, for the holder of the archive's lock. ``span``: the history without a gap that ends now:
+    since when, how many executions, what may be missing before it. ``executions``: new ones; ``fresh``: what was not
+    found before; ``holes``: how many sentences of ``unproven`` say where a span ended. Raises StartRefused."""
 
     def __init__(self, engine: Engine, plan: AuditChoices, stream: str, place: Path, folder: Path) -> None:
         self._engine, self._plan, self._archive, self._folder = engine, plan, place, folder
@@ -599,8 +581,7 @@ class Proof:
         read_redis(self._engine, readers, self._folder / f"{name}.parquet", schema, read)
 
     def _begin_span(self) -> None:
-        """Count the new executions. A gap among them begins a new span: what is behind it is compared with what was
-        before it, but what is in order may have been over in between."""
+        """Count the new executions. Behind a gap among them a new span begins: what was in order may be over."""
         floor, span = -1, self.span
         span |= self._was.get("span", {})
         for gap in [one for one in self._new_runs if one.gap]:
@@ -615,9 +596,8 @@ class Proof:
         span["since_ms"] = began_ms if span["since_ms"] is None else span["since_ms"]
 
     def _look(self, facts: AuditedStream, now: AuditedStream) -> None:
-        """Make the tables of a look at the new executions, and at former ones: of tickets in doubt, which are judged
-        with all their history, and of dead letters that were over before, none of which may be done. What was open at
-        the last run, or came after it, ended after it: only a new hole can hide that."""
+        """Make the tables of a look at new executions, and at former ones of tickets in doubt and of old dead letters.
+        What was open at the last run, or came after it, ended after it: only a new hole can hide that."""
         engine, span = self._engine, self.span
         since = span["since_ms"] if span["since_ms"] is not None else -1
         row = now.row | {
@@ -655,8 +635,7 @@ class Proof:
         engine.derive("stretches", "ids", "odd")
 
     def _judge(self) -> int:
-        """Judge executions, and the entries that are not over by them: whether they are pending, unread, a dead letter,
-        or lost. Returns how many are over and from before a hole."""
+        """Judge executions, and entries that are not over by them. Returns how many are over and from before a hole."""
         engine = self._engine
         [(first,)] = engine.rows("SELECT min(ms) FROM odd WHERE kind IN ('lost', 'passed', 'no_letter')")
         behind = [one for one in self._entries.chain() if first is not None and rank(one.last.encode()) >> 64 >= first]
@@ -773,18 +752,16 @@ def forecast(busiest: Mapping[str, float], slots: int, today: date) -> tuple[str
 
 
 def measure(engine: Engine, settings: AuditChoices, archive: Path, folder: Path, since_us: int) -> None:
-    """Make the tables ``days`` and ``hours`` of what was executed since then: of the archive in ``archive``, and of the
-    run log behind it. ``folder`` is for what is read. Raises StartRefused."""
+    """Make the tables ``days`` and ``hours`` of what was executed since then: of the archive, and of the run log."""
     files: list[Path] = []
     rows, floors = 0, {}
-    first_day = str(date.fromtimestamp(0) + timedelta(microseconds=since_us))
     for stream in settings.streams:
         _, runs, _ = data_sets(archive, settings.keys(stream))
         if (last := runs.recover()) is None:
             continue
         floors[stream] = last.last.encode()
-        found = [one for one in runs.complete()[0] if one.parent.name >= f"date={first_day}"]
-        files, rows = files + found, rows + sum(pq.read_metadata(one).num_rows for one in found)
+        recent = [one for one in runs.chain() if one.day >= since_us // _DAY_US]
+        files, rows = files + runs.files(recent), rows + sum(one.rows for one in recent)
     engine.files("archived", files, batches.RUNS, rows if files else None)
 
     def read(reader: Any, keys: Any) -> Any:
@@ -797,13 +774,11 @@ def measure(engine: Engine, settings: AuditChoices, archive: Path, folder: Path,
     engine.view("runs", "SELECT * FROM archived UNION ALL SELECT * FROM logged")
     engine.view("events", findings.text("tables/events").replace("{since_us}", str(since_us)))
     engine.view("worked", findings.text("tables/worked"))
-    for name in ("measured", "spread", *_FILES):
-        engine.keep(name, findings.text(f"tables/{name}"))
+    engine.derive("measured", "spread", *_FILES)
 
 
 def workload(engine: Engine, slots: Mapping[str, int], top: int, today: date) -> dict[str, Any]:
-    """Return what page and --json tell, of the tables of ``measure``: for each stream the totals, days, and the first
-    ``top`` names of each dimension by worker seconds."""
+    """Return what page and --json tell: of each stream totals, days, and the first names by worker seconds."""
     names = (*_ROW, *_TIMES, "busiest")
     wanted = f"""SELECT d.{", d.".join(names[:-1])}, coalesce(h.busiest, 0) FROM (
         SELECT *, row_number() OVER (PARTITION BY stream, day, dim ORDER BY worker_s DESC, executions DESC, name) AS nth
@@ -839,6 +814,10 @@ def report(settings: AuditChoices, days: int, top: int, as_json: bool) -> None:
             engine.write(f"SELECT * FROM {name}", folder / name)
             (folder / name).replace(settings.folder / "report" / f"{name}.parquet")
         told = workload(engine, dict(zip(settings.streams, slots, strict=True)), top, date.today())
+        told_ms = {"days": days, "at_ms": int(now_s * 1000)}
+        heads = {one["stream"]: orjson.dumps(told_ms | (one["total"] or {})) for one in told["streams"]}
+        for one in heads:
+            with_link(settings, one, lambda link, keys: link.call("HSET", keys.archived, "report", heads[keys.stream]))
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
         environment.filters |= {"ms": span, "number": lambda one: f"{one:,.0f}" if one >= 1000 else f"{one:.3g}"}
         template = environment.from_string((findings.FILES / "workload.html").read_text(encoding="utf-8"))

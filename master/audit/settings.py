@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -12,23 +14,30 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD, is_work_stream
 from usher.common.runtime.settings import CommonSettings
 
-#: Where Spark runs by default.
-LOCAL = "local[2]"
-#: Leases for which an entry of an incarnation may be idle (its renewal touches it three times in each), and how much
-#: later one that is over is forgotten at the latest: the janitor takes its time where all is quiet.
+LOCAL = "local[2]"  # where Spark runs by default
+#: Leases for which an entry may be idle (renewal touches it thrice in each); how much later the janitor forgets one.
 _LEASES, _REAPED_MS = 3, 35_000
+
+
+def archive_at(place: str, near: Path) -> Path:
+    """Return the folder of an archive; of one in an object store that of its copies, which has the URL as its name."""
+    return near / "copies" / urllib.parse.quote(place, safe="") if "://" in place else Path(place)
+
+
+def where(place: Path) -> str:
+    """Return a place in an archive as people know it: of a copy (``archive_at``) the URL."""
+    for at, part in enumerate(place.parts):
+        if re.match(r"\w+%3A%2F%2F", part):
+            return "/".join((urllib.parse.unquote(part), *place.parts[at + 1 :]))
+    return str(place)
 
 
 class AuditSettings(CommonSettings):
     audit_dir: str = Field(
-        "", description="Folder of the audit's archive, pages and spill files. Empty: audit in USHER_STATE_DIR."
+        "", description="Folder of archive, pages, spill files, or the archive's URL. Empty: audit in USHER_STATE_DIR."
     )
     audit_engine: Literal["auto", "local", "spark"] = Field(
-        "auto",
-        description=(
-            "What executes the checks: spark, local (DuckDB in this process, no Java), or auto: Spark where it is"
-            " installed, and this process for the steps of a proof."
-        ),
+        "auto", description="What executes the checks: spark, local (DuckDB), or auto: Spark, but for steps of a proof."
     )
     audit_spark_master: str = Field(LOCAL, description="Where Spark runs: local[N], or spark://host:7077.")
     max_attempts: int = Field(
@@ -41,16 +50,17 @@ class AuditSettings(CommonSettings):
     @property
     def folder(self) -> Path:
         """Return the audit's folder as an absolute path: Spark takes URIs only."""
-        return (Path(self.audit_dir).expanduser() if self.audit_dir else self.state_folder / "audit").absolute()
+        is_here = self.audit_dir and "://" not in self.audit_dir
+        return (Path(self.audit_dir).expanduser() if is_here else self.state_folder / "audit").absolute()
 
     @property
     def archive(self) -> Path:
-        return self.folder / "archive"
+        place = self.audit_dir.rstrip("/") if "://" in self.audit_dir else self.folder
+        return archive_at(f"{place}/archive", self.folder)
 
 
 class AuditChoices(AuditSettings):
-    """The settings, and what options of the command choose for this run; ``redis_url`` is the one that was found.
-    ``keep_days`` and ``bodies``: of the archive."""
+    """The settings, and what options choose for this run; ``redis_url`` is the one that was found."""
 
     chosen_streams: str = ""
     memory_mib: int = 1024
@@ -65,10 +75,9 @@ class AuditChoices(AuditSettings):
 
     @property
     def thresholds(self) -> dict[str, int]:
-        """Return the table ``limits``, beyond which something is a finding. ``owner_idle_ms``: an entry of an
-        incarnation, living or dead; ``parked_ms``: one under ``master`` with nothing of its ticket in processing;
-        ``deliveries``: more than some rolling restarts make of one entry; ``clocks_ms``: how far two clocks may differ
-        where nothing bounds them; ``reaped_ms``: a dead incarnation with nothing pending, in the group."""
+        """Return the table ``limits``, beyond which something is a finding. ``owner_idle_ms``: an incarnation's entry;
+        ``parked_ms``: one under ``master`` with nothing of its ticket in processing; ``deliveries``: more than rolling
+        restarts make; ``clocks_ms``: between two clocks; ``reaped_ms``: a dead incarnation with nothing pending."""
         idle_ms = int(_LEASES * self.lease_seconds * 1000)
         told = {"owner_idle_ms": idle_ms, "parked_ms": 300_000, "deliveries": 20, "attempts": self.max_attempts}
         return told | {"clocks_ms": 1000, "reaped_ms": idle_ms + _REAPED_MS, **self.limits}

@@ -35,12 +35,9 @@ from usher.master.audit import batches
 from usher.master.audit.batches import BulkReader, Span
 from usher.master.audit.settings import AuditChoices
 
-#: The largest part of an id; and how late a moment is pushed down (later ones are cut off: ``batches``).
-_MOST, _LATEST_MS = (1 << 64) - 1, 1 << 52
-#: What one micro-batch reads of a stream, and what is sent at once.
-_MAX_RECORDS, _SENT = 10_000, 500
-#: Entries of a range of the pending list or of a stream; records of a range of the run log.
-PART_ENTRIES, PART_RECORDS, _MOST_PARTS = 100_000, 400, 256
+_MOST, _LATEST_MS = (1 << 64) - 1, 1 << 52  # the largest part of an id; how late a moment is pushed down
+_MAX_RECORDS, _SENT = 10_000, 500  # what one micro-batch reads of a stream, and what is sent at once
+PART_ENTRIES, PART_RECORDS, _MOST_PARTS = 100_000, 400, 256  # of a range of pending list or stream, of the run log
 _ENDS = ("XRANGE", "-", "+"), ("XREVRANGE", "+", "-")
 
 

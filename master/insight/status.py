@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import lru_cache
 from heapq import heapify, heappop, nsmallest
 from itertools import islice
+from time import thread_time
 from typing import Any, NamedTuple
 
 import orjson
@@ -45,7 +46,7 @@ _MOST_INDEXED = 20_000
 #: Seconds for which the state of many sources is kept: they are looked at one by one.
 _SOURCES_KEPT_S = 2.0
 #: Parked messages that are looked at for their tickets at a time; records that are read at a time, and looked at.
-_PARKED, _AT_ONCE, _LOOKED_AT = 200, 2000, 1000
+_PARKED, _AT_ONCE, _LOOKED_AT = 200, 5000, 2000
 #: The key of a ticket for an order, its id, its record.
 _Listed = tuple[Any, bytes, bytes]
 
@@ -67,8 +68,8 @@ ORDERS: Mapping[str, Callable[[bytes, Sequence[bytes], int], Any]] = {
 
 
 @lru_cache(1000)
-def _starts(noted: bytes) -> int:
-    return decode(noted).starts
+def _starts(noted: bytes | None) -> int:
+    return decode(noted or b"0").starts
 
 
 class FoundTickets(NamedTuple):
@@ -164,19 +165,20 @@ class StatusReader:
             yield [one.row() for one in self._fitting(found, wanted)]
 
     def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> FoundTickets:
-        """Return the first ``most`` tickets of all that fit, in an order of ``ORDERS``, as far as there is time: they
-        are looked at in that order, until there are so many."""
-        began_s, listed, is_whole, named = now_s(), list[_Listed](), True, set[bytes]()
+        """Return the first ``most`` tickets of all that fit, in an order of ``ORDERS``: they are looked at in that
+        order, until there are so many, or that took ``within_s`` seconds of a core. (On a machine that is overloaded a
+        page that comes late is better than one that found nothing.)"""
+        began_s, listed, is_whole, named = thread_time(), list[_Listed](), True, set[bytes]()
         for page in self._listed(wanted, order, named):
             listed += page
-            if now_s() - began_s > 0.75 * within_s:
+            if thread_time() - began_s > within_s / 2:
                 is_whole = False
                 break
         parked, has_parked, found = list[dict[str, Any]](), True, list[_Looked]()
         if wanted.wants_waiting:
-            parked, has_parked = self.parked(most, wanted.fits, began_s + within_s, named)
+            parked, has_parked = self.parked(most, wanted.fits, now_s() + within_s, named)
         heapify(listed)
-        while listed and len(found) < most and now_s() - began_s < within_s:
+        while listed and len(found) < most and thread_time() - began_s < within_s:
             found += self._fitting([heappop(listed) for _ in range(min(len(listed), _LOOKED_AT))], wanted)
         rows = [(one.key, one.row()) for one in found[:most]]
         for row in parked:
@@ -193,11 +195,13 @@ class StatusReader:
         messages that records of tickets without an owner name, if those of others that wait are wanted. Kept short,
         because it runs by the hundred thousand."""
         key, known, noted, names = ORDERS[order], dict[bytes, bool](), dict[bytes, int](), wanted.wants_waiting
-        for flat in self._pages(self._keys.attempts) if order == "attempts" else ():
-            noted.update(zip(flat[::2], map(_starts, flat[1::2]), strict=True))
-            yield []
-        for flat in self._pages(self._keys.tickets):
+        cursor = b""
+        while cursor != b"0":
+            cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor or b"0", "COUNT", _AT_ONCE)
             found = []
+            if order == "attempts" and flat:
+                ids = [b"".join(record.split(b" ", 3)[2:3]) for record in flat[1::2]]
+                noted = dict(zip(ids, map(_starts, self._link.call("HMGET", self._keys.attempts, *ids)), strict=True))
             for ticket, record in zip(flat[::2], flat[1::2], strict=True):
                 parts = record.split(b" ", 3)
                 # until when one waits, makes no difference
@@ -210,12 +214,6 @@ class StatusReader:
                 if names and b":" not in word:
                     named.update(record.split(b" ")[2:])
             yield found
-
-    def _pages(self, key: str) -> Iterator[list[bytes]]:
-        cursor = b""
-        while cursor != b"0":
-            cursor, flat = self._link.call("HSCAN", key, cursor or b"0", "COUNT", _AT_ONCE)
-            yield flat
 
     def _fitting(self, listed: Sequence[_Listed], wanted: TicketFilter) -> list[_Looked]:
         found = _look_at(self._link, self._keys, listed, wanted)
@@ -294,6 +292,10 @@ class StatusReader:
         and ``until_ms``; None when there was none, or it cannot be read."""
         found = _document(self._link.call("HGET", self._keys.archived, "history"))
         return found and found | {"until_ms": self.proven_until_ms()}
+
+    def report(self) -> dict[str, Any] | None:
+        """Return the head of the last `usher report`."""
+        return _document(self._link.call("HGET", self._keys.archived, "report"))
 
     def proven_until_ms(self) -> int | None:
         """Return until when history is proven from the archive, by Redis' clock; None without a proof."""

@@ -15,7 +15,7 @@ import pytest
 
 from tests.audit.faults import FAULTS
 from usher.master.audit.engine import HOW_TO_INSTALL, Engine, SparkEngine, local_engine, spark_engine
-from usher.master.audit.settings import AuditChoices
+from usher.master.audit.settings import AuditChoices, archive_at
 
 #: What the tests' environment has to have.
 _NEEDED = ("pyspark", "pyarrow", "pandas")
@@ -80,6 +80,31 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def session(request: pytest.FixtureRequest) -> Any:
     """A session of each engine; of Spark in the nightly run, beside the few tests that say ``spark``."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[Any]:
+    """The file system of an S3 over HTTP on loopback (moto's), with a bucket in it."""
+    s3fs = pytest.importorskip("s3fs", reason="pip install -e '.[test]'")
+    moto = pytest.importorskip("moto.server", reason="pip install -e '.[test]'")
+    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    with pytest.MonkeyPatch.context() as patched:
+        given = {"ENDPOINT_URL": url, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
+        for name, value in given.items():
+            patched.setenv(f"AWS_{name}", value)
+        store = s3fs.S3FileSystem()
+        store.mkdir("bucket")
+        yield store
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+@pytest.fixture
+def stored(bucket: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The place of an archive in it."""
+    return archive_at(f"s3://bucket/{request.node.originalname}/archive", tmp_path)
 
 
 @pytest.fixture

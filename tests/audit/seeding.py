@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -107,8 +106,8 @@ def die(*_: object, **__: object) -> None:
     raise Killed
 
 
-def kill_at(patched: pytest.MonkeyPatch, step: int) -> None:
-    """From now on the ``step``-th call of those that leave a trace outside of the process kills it instead."""
+def kill_at(patched: pytest.MonkeyPatch, step: int, store: Any = None) -> None:
+    """From now on the ``step``-th call of those that leave a trace outside of the process, or in a store, kills it."""
     passed = 0
 
     def deadly(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,6 +120,7 @@ def kill_at(patched: pytest.MonkeyPatch, step: int) -> None:
 
         return call
 
-    of_files = ((Path, "replace"), (Path, "mkdir"), (Path, "unlink"), (os, "fsync"), (shutil, "rmtree"), (json, "dump"))
-    for place, name in (*of_files, (Link, "call")):
+    of_files = ((Path, "replace"), (Path, "mkdir"), (Path, "unlink"), (os, "fsync"), (shutil, "rmtree"))
+    of_store = ((store, name) for name in ("pipe_file", "put_file", "rm_file") if store)
+    for place, name in (*of_files, (Link, "call"), *of_store):
         patched.setattr(place, name, deadly(getattr(place, name)))

@@ -20,6 +20,7 @@ from tests.audit.faults import FAULTS, plant, runs
 from tests.audit.seeding import CAP, GROUP, Seeder
 from tests.audit.test_job import plan
 from tests.hands import free_port
+from tests.process.machine import USHER, until
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 
@@ -41,19 +42,13 @@ def package(target: Path) -> Path:
     return target
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """URL of a standalone master, and the environment for programs that use it."""
+def of_spark() -> dict[str, str]:
+    """The environment for programs of Spark; the test is skipped where there is none."""
     pyspark = pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    if os.geteuid() or shutil.which("unshare") is None or (on_path := shutil.which("java")) is None:
-        pytest.skip("root alone can hide a folder from the workers (unshare --mount); they need Java on the PATH")
-    home = Path(pyspark.__file__).parent
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("USHER_", "SPARK_", "PYSPARK_", "PYTHONPATH"))
-    }
-    environ |= {
+    if (on_path := shutil.which("java")) is None:
+        pytest.skip("Spark's own scripts need Java on the PATH")
+    home, ours = Path(pyspark.__file__).parent, ("USHER_", "SPARK_", "PYSPARK_", "PYTHONPATH")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {
         "JAVA_HOME": str(Path(on_path).resolve().parents[1]),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -61,7 +56,15 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_DAEMON_MEMORY": "256m",
     }
-    port = free_port()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """URL of a standalone master, and the environment for programs that use it."""
+    environ = of_spark()
+    if os.geteuid() or shutil.which("unshare") is None:
+        pytest.skip("root alone can hide a folder from the workers (unshare --mount)")
+    home, port = Path(environ["SPARK_HOME"]), free_port()
     url = f"spark://127.0.0.1:{port}"
     log = tmp_path / "cluster.log"
     processes: list[subprocess.Popen[bytes]] = []
@@ -99,7 +102,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 @pytest.mark.process
 @pytest.mark.timeout(2400)
 def test_spark_submit_on_two_workers_finds_the_same(
-    cluster: tuple[str, dict[str, str]], spark: SparkEngine, link: Link, redis_url: str, tmp_path: Path
+    bucket: Any, cluster: tuple[str, dict[str, str]], spark: SparkEngine, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
     from usher.master.audit.job import AuditRun
 
@@ -123,15 +126,11 @@ def test_spark_submit_on_two_workers_finds_the_same(
             word for name, value in confs.items() for word in ("--conf", f"spark.{name.replace('__', '.')}={value}")
         ]
         program, submit = ROOT / "usher" / "__main__.py", Path(environ["SPARK_HOME"]) / "bin" / "spark-submit"
-        done = subprocess.run(
+        called, about = (
             [submit, "--master", url, "--py-files", zipped, *given, program, "audit", *words, "--json"],
-            env=environ | settings,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=1000,
-            check=False,
+            environ,
         )
+        done = subprocess.run(called, env=about | settings, cwd=tmp_path, capture_output=True, text=True, timeout=1000)
         documents = [line for line in done.stdout.splitlines() if line.startswith("{")]
         assert done.returncode == code, f"{done.stdout[-3000:]}\n{done.stderr[-4000:]}"
         if code == 2:
@@ -146,19 +145,51 @@ def test_spark_submit_on_two_workers_finds_the_same(
     used = {place.relative_to(tmp_path).parts[0] for place in tmp_path.glob("worker*/app-*/*/stderr")}
     assert used == {"worker1", "worker2"}, "both workers ran executors"
 
-    told = submitted(
-        "--streams",
-        "begun_behind_a_later_one",
-        "prove",
-        executor__memory="512m",
-        sql__shuffle__partitions="3",
-        sql__adaptive__enabled="false",
-    )
+    words = ("--streams", "begun_behind_a_later_one", "prove")
+    told = submitted(*words, executor__memory="512m", sql__shuffle__partitions="3", sql__adaptive__enabled="false")
     found = {(one["check"], e["id"] or e["owner"]) for one in told["findings"] for e in one["examples"]}
     assert found == {("out_of_order", "5-1")}
 
     keys = Keys("two_of_a_ticket_at_once", GROUP)
+    settings["USHER_AUDIT_DIR"], settings["USHER_STATE_DIR"] = "s3://bucket/cluster", str(tmp_path / "hidden")
+    stored = submitted("--streams", keys.stream, "prove", executor__memory="512m", sql__shuffle__partitions="3")
+    assert [(one["check"], one["count"]) for one in stored["findings"]] == [("overlap", 1)], "executors read the store"
+    link.call("DEL", keys.archived)
+
     settings["USHER_AUDIT_DIR"] = str(tmp_path / "hidden")
     refused = submitted("--streams", keys.stream, "prove", code=2, executor__memory="512m")["error"]
     assert "is its folder shared with all of Spark's executors?" in refused
     assert link.call("HGET", keys.archived, "proven_until_ms") is None, "nothing is proven"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_spark_connect_finds_what_duckdb_finds(link: Link, redis_url: str, tmp_path: Path) -> None:
+    pytest.importorskip("grpc_status", reason="pip install 'pyspark[connect]'")
+    faults, port = [one for one in FAULTS if one.seed.__module__ == runs.__name__][::9], free_port()
+    for one in faults:
+        plant(Seeder(link, one.name), link, one.seed)
+    environ = of_spark() | {"USHER_GROUP": GROUP, "USHER_REDIS_URL": redis_url, "USHER_RUN_LOG_LENGTH": str(CAP)}
+    environ |= {"PYTHONPATH": str(ROOT), "USHER_AUDIT_DIR": str(tmp_path), "SPARK_DAEMON_MEMORY": "1g"}
+    confs = {"connect.grpc.binding.port": port, "sql.shuffle.partitions": 1, "ui.enabled": "false"}
+    confs |= dict.fromkeys(("sql.adaptive.enabled", "sql.codegen.wholeStage"), "false")
+    server = [word for name, value in confs.items() for word in ("--conf", f"spark.{name}={value}")]
+    server += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    found = []
+    with (tmp_path / "server.log").open("wb") as log:
+        spark_class = Path(environ["SPARK_HOME"]) / "bin" / "spark-class"
+        words = [spark_class, "org.apache.spark.deploy.SparkSubmit", *server]
+        process = subprocess.Popen(words, env=environ, cwd=tmp_path, stdout=log, stderr=log)
+        try:
+            until(lambda: "Spark Connect server started" in (tmp_path / "server.log").read_text(), 300, "it answers")
+            for flags in (["--engine", "local"], ["--audit-spark-master", f"sc://127.0.0.1:{port}"]):
+                words = [*USHER, "audit", "--streams", ",".join(one.name for one in faults), "--json", *flags]
+                done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=600, check=False)
+                assert done.returncode == 1, done.stderr
+                told = json.loads(done.stdout)
+                found.append({(one["check"], one["stream"], one["count"]) for one in told["findings"]})
+        finally:
+            process.terminate()
+            process.wait(30)
+    aged = {one for one in found[0] ^ found[1] if one[0] == "consumer_leaked"}  # they were younger in the first run
+    assert found[0] ^ found[1] == aged and len(found[0]) >= len(faults) // 2

@@ -21,15 +21,8 @@ if TYPE_CHECKING:
 
 
 def plan(url: str, *streams: str, **more: Any) -> AuditChoices:
-    return AuditChoices(
-        redis_url=url,
-        chosen_streams=",".join(streams),
-        group=GROUP,
-        limits=vars(LIMITS),
-        run_log_length=CAP,
-        ticket_stream="s",
-        **more,
-    )
+    given = more | {"redis_url": url, "chosen_streams": ",".join(streams), "group": GROUP, "limits": vars(LIMITS)}
+    return AuditChoices(run_log_length=CAP, ticket_stream="s", **given)
 
 
 def audit(session: Any, made: AuditChoices) -> AuditReport:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.audit.test_command import GROUP
-from tests.process.machine import USHER, until
+from tests.process.machine import until
 from tests.tuned import TUNED, tuned
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
@@ -88,20 +88,6 @@ def test_ctrl_c_ends_an_audit_without_stacks_and_leaves_no_java(
         if _of_session(audit.pid):
             os.killpg(audit.pid, signal.SIGKILL)
             audit.wait()
-
-
-@pytest.mark.slow
-@pytest.mark.process
-def test_the_folder_may_be_relative_and_have_a_space_in_its_name(
-    settings: dict[str, str], link: Link, tmp_path: Path
-) -> None:
-    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    link.call("XGROUP", "CREATE", "ticket_stream", GROUP, "0", "MKSTREAM")
-    environ = {**os.environ, **settings, "USHER_AUDIT_DIR": "an audit"}
-    words = [*USHER, "audit", "--engine", "spark"]
-    done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "nothing found, for there is nothing" in done.stdout
 
 
 def test_what_the_user_has_set_for_spark_is_heeded(spark: SparkEngine) -> None:

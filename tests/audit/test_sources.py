@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.audit.seeding import GROUP, Seeder
-from usher.common.protocol.keys import Keys
+from usher.common.base.errors import StartRefused
 from usher.common.redis.client import Link
-from usher.master.audit.engine import SparkEngine
+from usher.master.audit.engine import SparkEngine, refusing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -89,14 +89,6 @@ def test_entries_come_as_text_and_exactly(spark: SparkEngine, link: Link, redis_
     assert row.fields == {"ticket_id": "a", "bad": "\ufffd\x00"}
     assert [bytes(part) for part in row.raw] == [b"ticket_id", b"a", b"bad", b"\xff\x00", b"bad", b"second"]
     assert read(spark, "redis_stream", redis_url, stream="s").where("ms < 3").count() == 0
-
-
-def test_executions_come_row_by_row(spark: SparkEngine, filled: Seeder, redis_url: str) -> None:
-    filled.ran("c1:1", ("1-1", "T0", 1 << 52, 10, 20), ("2-2", "T1", 5, 10, 0, "crashed"))
-    runs = {row.id: row for row in read(spark, "redis_runs", redis_url, stream="s").collect()}
-    one = runs["1-1"]
-    assert (one.fence, one.outcome, one.consumer, one.end_us) == (1 << 52, "done", "c1:1", 20)
-    assert (runs["2-2"].outcome, runs["2-2"].attempt, runs["2-2"].ms) == ("crashed", 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -223,12 +215,6 @@ def test_several_streams_are_one_table(spark: SparkEngine, link: Link, redis_url
     rows = read(spark, "redis_pending", redis_url, stream="a, b{1}").collect()
     assert sorted(row.stream for row in rows) == ["a", "b{1}"]
     assert read(spark, "redis_runs", redis_url, stream="a,b{1}").count() == 0
-    assert Keys("a", GROUP).runs != Keys("b{1}", GROUP).runs
-
-
-def test_without_an_address_the_option_is_named(spark: SparkEngine) -> None:
-    with pytest.raises(Exception, match="name the Redis"):
-        spark.spark.read.format("redis_pending").load().count()
 
 
 @pytest.mark.parametrize("everything", ["pending", "all"])
@@ -250,3 +236,20 @@ def test_line_breaks_and_marks_in_names_and_values_change_nothing(
     }
     assert {row.consumer for row in rows.values() if row.id not in ("8-1", "9-1")} == {"master", hostile}
     assert rows["7-1"].consumer == hostile
+
+
+def test_workers_of_another_python_are_named(
+    spark: SparkEngine, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PYSPARK_PYTHON of another version, and one that is no Python."""
+    Seeder(link, "s").add(("1-1", "a"))
+    other, none = tmp_path / "other", tmp_path / "none"
+    made = "import sys; sys.version_info = type('V', (tuple,), {'major': 3, 'minor': 99})((3, 99, 0, 'final', 0))"
+    (tmp_path / "sitecustomize.py").write_text(made)
+    other.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    none.write_text("#!/bin/sh\necho no snake >&2\nexit 3\n")
+    for program, why in ((other, "PYTHON_VERSION_MISMATCH.* 3.99"), (none, "SparkException: no snake")):
+        program.chmod(0o755)
+        monkeypatch.setattr(spark.spark.sparkContext, "pythonExec", str(program))
+        with pytest.raises(StartRefused, match=why), refusing("the audit was not finished"):
+            spark.read("pending", "redis_pending", {"url": redis_url, "stream": "s", "group": GROUP}, tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +38,11 @@ def test_spark_executes_the_checks_but_for_the_steps_of_a_proof_unless_it_is_sai
     expected: str,
 ) -> None:
     begun: list[str] = []
-
-    def begins(name: str) -> Any:
-        @contextlib.contextmanager
-        def engine(*_: object) -> Iterator[None]:
-            begun.append(name)
-            yield
-
-        return engine
-
     keys = Keys("s", "g")
     link.call("XGROUP", "CREATE", keys.stream, keys.group, "0", "MKSTREAM")
-    monkeypatch.setattr(engine, "local_engine", begins("local"))
-    monkeypatch.setattr(engine, "spark_engine", begins("spark"))
+    for name in ("local", "spark"):
+        begins = functools.partial(lambda name, *_: contextlib.nullcontext(begun.append(name)), name)
+        monkeypatch.setattr(engine, f"{name}_engine", begins)
     monkeypatch.setattr("os.environ", environ)
     settings = AuditChoices(redis_url=redis_url, ticket_stream="s", group="g", audit_dir=str(tmp_path), **given)
     with cli.session(settings, redis_url, local=step):

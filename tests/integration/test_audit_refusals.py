@@ -40,7 +40,7 @@ def test_a_key_that_is_no_stream_is_named(
 
 
 @pytest.mark.parametrize(
-    ("command", "told"), [((), "USHER_AUDIT_DIR: the folder"), (("archive",), "the archive's folder")]
+    ("command", "told"), [((), "USHER_AUDIT_DIR: the folder"), (("archive",), "cannot be used: [Errno 20]")]
 )
 def test_a_folder_that_cannot_be_used_is_named(
     link: Link,

@@ -77,6 +77,20 @@ def test_a_reply_stream_without_rights_holds_no_acknowledgement_up(
     assert not _told(world)
 
 
+def test_who_leaves_large_answers_unread_gets_no_more_of_them(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """A caller that died with thousands of calls under way: they would fill Redis for ten minutes."""
+    leader, a = world.elect(), world.join("a")
+    first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    for _ in range(4):
+        world.link.pipeline([("XADD", _KEY, "*", "call", 1, "json", b"x" * (1 << 20))] * 66)
+    a.steps.ack(
+        [first, second], answers=[(_KEY, one, b"7", b"", b"json", b"1" * n) for one, n in [(first, 5000), (second, 9)]]
+    )
+    assert [one.getMessage() for one in caplog.records] == ["answer_not_written"]
+    assert world.link.call("XLEN", _KEY) == 265
+    assert not world.pending()
+
+
 def _asks(kit: Kit, key: str, call: int) -> str:
     told = ("XADD", "ticket_stream", "*", "usher_reply", f"{key}:replies:{'0' * 32} {call}", "ticket_id", "A")
     return bytes(kit.producer._link.call(*told)).decode()
@@ -156,3 +170,18 @@ def test_a_reply_stream_that_was_made_anew_with_lower_ids_is_read(asking: tuple[
     link.call("XADD", key, "5-0", "call", 1, "json", 2)
     assert not list(answers)
     assert answers.result == 2
+
+
+def test_callers_of_what_a_run_absorbs_after_it_set_its_result_get_it_also_when_it_absorbed_nothing_before(
+    usher_kit: Callable[..., Kit],
+) -> None:
+    def handle(message: Message) -> None:
+        message.result({"all": True})
+        message.absorb()
+
+    kit = usher_kit(handle)
+    for call in range(3):
+        _asks(kit, "{ticket_stream}", call)
+    kit.run()
+    told = kit.producer._link.call("XRANGE", f"{{ticket_stream}}:replies:{'0' * 32}", "-", "+")
+    assert [pairs(fields).get(b"json") for _, fields in told] == [b'{"all":true}'] * 3

@@ -17,6 +17,7 @@ from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import Link
 from usher.common.runtime.service import judge
 from usher.consumer.execution.inbox_reader import FIRST_PAGE, InboxReader
+from usher.consumer.lifecycle.owner_scripts import GiveBack
 from usher.master.policy.board.plans import NOTHING
 
 T = b"T"
@@ -214,3 +215,24 @@ def test_what_the_planned_read_does_not_bring_comes_over_a_network_that_breaks(s
     assert _held_ids(consumer) == {*first[: 2 if is_gone else 3], *between}, asked
     consumer.work()
     stage.check_done(b"U", between)
+
+
+def test_a_message_without_a_body_anywhere_becomes_a_letter_and_never_runs(stage: Stage) -> None:
+    consumer, ids = _handed_over(stage, 2)
+    stage.world.delete(ids[0])
+    consumer.work()
+    assert stage.history.ids(T) == ids[1:]
+    assert [letter[b"usher-reason"] for letter in stage.world.dead()] == [b"body_gone"]
+
+
+def test_what_is_named_twice_runs_once_under_the_later_fence(stage: Stage) -> None:
+    """It was given back and handed over again before the inbox was read."""
+    leader, a = stage.leader(), stage.consumer("a")
+    ids = stage.send(T, b"1-1", b"2-1")
+    leader.settle()
+    fence = int(stage.world.head(T).split()[1])
+    a.steps.give_back([GiveBack(T, fence, ids)])
+    leader.settle()
+    a.work()
+    stage.check_done(T, ids)
+    assert all(run.fence > fence for run in stage.history.starts)

@@ -7,6 +7,7 @@ import html
 import re
 
 import click
+import orjson
 import pytest
 from werkzeug.test import Client
 
@@ -105,7 +106,15 @@ def test_every_page_is_there_for_a_busy_system(site: Site, world: World) -> None
     assert "2023-11-14 22:15:00" in shown
     assert "a &lt;i&gt; gap" in shown
     assert "s: not sure" in shown
-    world.link.call("HSET", world.keys.archived, "history", b'{"other":[1]}')
+    head = dict.fromkeys((f"{what}_p{n}_ms" for what in ("wait", "run") for n in (50, 95, 99)), 2000) | {"letters": 0}
+    head |= {"days": 30, "at_ms": 1_700_000_000_000, "executions": 5, "retries": 1, "worker_s": 7200}
+    world.link.call("HSET", world.keys.archived, "report", orjson.dumps(head))
+    assert re.search("Worker hours</dt><dd[^>]*>2.0<", site.get("/audit").text)
+    for odd in (b'{"findings":[3]}', b'{"findings":7}', b'{"findings":[{"examples":null}],"started_ms":"soon"}'):
+        world.link.call("SET", world.keys.audit, odd)
+        shown = site.get("/audit").text
+        assert "of another version of Usher; the next audit" in shown and "a &lt;i&gt; gap" in shown
+    world.link.call("HSET", world.keys.archived, "history", b'{"other":[1]}', "report", b'{"executions":"x"}')
     assert "Nothing is proven beyond" in site.get("/audit").text
     assert "has this entry pending" in site.get("/streams").text
 

@@ -6,6 +6,7 @@ Every story runs as the system is, and then once without the rule: then one of i
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import ConsumerActor, Run, Stage, Trouble
 from tests.integration.factories import hand_over, plan
-from usher.common.base.errors import ReplyUnknown, RetryLater
+from usher.common.base.errors import RedisTrouble, ReplyUnknown, RetryLater
+from usher.common.protocol.attempts import GIVEN_UP, Attempts, encode
 from usher.common.redis.replies import pack_entry, pack_part, pack_parts
 from usher.consumer.execution import inbox_reader
 from usher.consumer.execution.acker import Acker
@@ -458,3 +460,39 @@ def test_a_record_of_a_form_that_is_not_known_is_passed_over_and_told(
         _hand_over(stage, leader, a, *stage.world.parked(leader, T, b"1-1"))
         _finish(stage, a)
         assert [record.message for record in caplog.records].count("inbox_record_unknown") == 1
+
+
+@pytest.mark.parametrize("trouble", list(Trouble))
+def test_an_order_behind_one_that_redis_does_not_answer_is_obeyed(stage: Stage, trouble: Trouble) -> None:
+    leader, a = stage.leader(), stage.consumer("a")
+    first, _ = stage.send(b"T", b"1-1", b"2-1")
+    [third] = stage.send(b"U", b"3-1")
+    leader.settle()
+    a.read()
+    inbox = stage.keys.inbox(a.incarnation)
+    for what, ticket, entry in (("clear", b"T", first), ("give_up", b"U", third)):
+        stage.link.call("XADD", inbox, "*", "order", what, "ticket", ticket, "id", entry)
+    a.link.troubles["charge"] = trouble
+    for _ in range(3):
+        with contextlib.suppress(RedisTrouble):
+            a.read()
+    assert third in a.lanes.board.given_up
+
+
+def test_a_drain_starts_nothing_that_it_reads(stage: Stage) -> None:
+    """A runner goes on with its lane for a moment; whether it was given up before is not looked up in a drain."""
+    leader, a = stage.leader(), stage.consumer("a")
+    stage.send(b"T", b"1-1")
+    leader.settle()
+    a.read()
+    lane = a.lanes.take_now()
+    assert lane is not None
+    message = a.executor.next_message(lane)
+    assert message is not None and a.executor.admit(lane, message, 1)
+    [second] = stage.send(b"T", b"2-1")
+    stage.link.call("HSET", stage.keys.attempts, second, encode(Attempts(0, GIVEN_UP, 0, 0)))
+    leader.settle()
+    a.begin_drain()
+    assert a.executor.succeeded(lane, message, 1, 2)
+    # As a runner does, which looks at the queue alone.
+    assert (message := a.executor.next_message(lane)) is None or not a.executor.admit(lane, message, 1)

@@ -31,7 +31,7 @@ def test_an_owner_goes_on_living_and_acknowledging(world: World) -> None:
     world.make_idle(a.incarnation, LEASE_MS, second)
     with full_memory(world.link):
         assert a.steps.renew(2 * LEASE_MS) == ("live", 4, b"")
-        assert a.steps.extend(2 * LEASE_MS, LEASE_MS).state == "live"
+        assert a.steps.extend(2 * LEASE_MS, LEASE_MS) == "live"
         a.steps.ack([first], b"run", 100)
         assert bury(a.steps, _letter(second)) is Buried.OK
         a.steps.ack([third, fourth], b"run", 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from usher.common.base.errors import HandlerUnusable
 from usher.common.redis.client import Link
 from usher.common.runtime.signals import StopAsked
 from usher.consumer.__main__ import check_handler
+from usher.deploy.local.plan import check_programs
 
 pytestmark = pytest.mark.process
 
@@ -171,13 +173,15 @@ def test_a_check_that_takes_long_ends_when_it_is_asked_to(folder: Path, monkeypa
         if next(looks):
             raise StopAsked
 
+    children, fork = list[int](), os.fork
+    monkeypatch.setattr(os, "fork", lambda: [children.append(one := fork()), one][1])
     monkeypatch.chdir(folder)
     began_s = time.monotonic()
     with pytest.raises(StopAsked):
         check_handler("slow:handle", asked)
     assert time.monotonic() - began_s < 10
     with pytest.raises(ChildProcessError):  # it has ended, and was waited for
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(*children, os.WNOHANG)
 
 
 def test_a_module_that_is_killed_at_its_import_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,3 +189,69 @@ def test_a_module_that_is_killed_at_its_import_is_named(folder: Path, monkeypatc
     monkeypatch.chdir(folder)
     with pytest.raises(HandlerUnusable, match="ends the process by SIGKILL when it is imported"):
         check_handler("killed:handle")
+
+
+def test_who_is_stopped_at_once_does_not_wait_for_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slowly.py").write_text("import time\ntime.sleep(8)\ndef handle(message): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    session = os.setsid
+    monkeypatch.setattr(os, "setsid", lambda: (time.sleep(0.3), session()))  # on a busy machine the child begins late
+
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    began_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        check_handler("slowly:handle", stopped)
+    assert time.monotonic() - began_s < 3
+
+
+_HANGS = """
+import os, time
+open(os.environ["TOLD_PID"], "w").write(str(os.getpid()))
+time.sleep(25)
+def handle(message): ...
+"""
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT])
+def test_ctrl_c_during_the_import_of_a_handler_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "hangs_at_import.py").write_text(_HANGS)
+    said = tmp_path / "pid"
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "TOLD_PID": str(said)}
+    words = [sys.executable, "-m", "usher", "run", "hangs_at_import:handle", "--redis-url", "redis://127.0.0.1:1"]
+    process = subprocess.Popen(words, env=environ, cwd=tmp_path, process_group=0)
+    until_s = time.monotonic() + 20
+    while not (said.exists() and said.read_text()) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    child = int(said.read_text())
+    os.killpg(process.pid, number)  # as a terminal does
+    process.wait(10)
+    time.sleep(1.0)
+    lives = _lives(child)
+    if lives:
+        os.kill(child, signal.SIGKILL)
+    assert not lives, f"the child of the check lives on after {process.returncode}"
+
+
+def test_a_module_that_reads_a_setting_at_its_import_is_checked_with_what_the_programs_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asks.py").write_text("import os\nURL = os.environ['USHER_REDIS_URL']\ndef handle(message): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("USHER_REDIS_URL", raising=False)
+    given = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
+        "USHER_REDIS_URL": "redis://127.0.0.1:6399/0",
+        "USHER_HANDLER": "asks:handle",
+    }
+    check_programs(given)

@@ -18,6 +18,7 @@ import pytest
 import redis
 import requests
 
+from tests.audit.test_archive import states_of
 from tests.hands import USERS, CommandRefused, free_port
 from tests.process.host_folder import FILES, HostFolder, handled, one_host, requests_ready, send_one
 from tests.process.machine import ROOT, USHER, environ_for, kill_all_of, processes_of, until
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.process
 
 
 def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
-    host = one_host(folder)
+    host = one_host(folder, USHER_OUTBOX_URL=states_of(folder / "states.db"), USHER_RECONCILE="data.n")
     modes = {
         name: stat.S_IMODE((host.folder / name).stat().st_mode)
         for name in ("usher.env", "consumer.env", "users.acl", "redis.conf", "state", "start")
@@ -72,10 +73,13 @@ def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
     with redis.Redis.from_url(host.settings["REDIS_URL_PRODUCER"]) as producer:
         producer.xadd("ticket_stream", {"ticket_id": "7", "text": "hello"})
     until(lambda: handled(host) == ["7 hello"], 30, "the message is handled")
-    assert "clean" in host.sh("usher audit prove"), "as the user of masters"
-    assert "clean" in host.sh("./as auditor usher audit"), "with rights to just that"
+    assert "clean" in host.sh("usher audit prove --bodies"), "as the user of masters"
+    cron = f"cd {host.folder} && ./as auditor usher audit --json >> audit.jsonl"  # as docs/audit.md has it
+    subprocess.run(["env", "-i", "/bin/sh", "-c", cron], check=True, timeout=300)
+    assert '"verdict":"clean"' in (host.folder / "audit.jsonl").read_text(), "with rights to just that"
     told = host.sh("supervisorctl -c supervisord.conf status")
-    assert re.findall(r"^(audit|proof|report) +RUNNING", told, re.MULTILINE) == ["audit", "proof", "report"]
+    assert re.findall(r"^(audit|proof|re[cp]\w+) +RUNNING", told, re.MULTILINE) == ["audit", "proof", "reconcile", "report"]
+    assert "Totals as they should be" in host.sh("./as auditor usher audit reconcile")
     assert host.stop() == 0
     assert "consumer_drained" in host.logs()
     assert not processes_of(folder)
@@ -88,6 +92,7 @@ def test_a_handler_in_the_folder_where_the_command_was_given_is_found_by_the_ser
     host = one_host(folder, PYTHONPATH="")
     assert "PYTHONPATH" not in host.settings
     conf = (host.folder / "supervisord.conf").read_text()
+    assert "Totals of log consumers are NOT reconciled: set USHER_OUTBOX_URL" in conf
     assert (conf.count(f"\ndirectory = {folder}\n"), conf.count("[program:consumer-")) == (2, 2)
     assert f"cd {folder} && usher init-deploy {host.folder} --force" in conf, (
         "else it would not be found after it was written anew"

@@ -139,12 +139,3 @@ def test_killed_at_any_step_what_is_not_kept_goes_and_nothing_else(
         if not killed:
             break
     assert step > 20, "so many steps it has"
-
-
-def test_a_file_that_is_not_as_it_was_written_is_not_folded(tmp_path: Path) -> None:
-    data = DataSet(tmp_path)
-    days(data, 0, 2)
-    file = data.files(data.chain())[0]
-    file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(StartRefused, match="is not as it was written"):
-        data.fold("runs", None, None)

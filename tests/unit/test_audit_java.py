@@ -30,6 +30,14 @@ _FULL = "java.io.IOException: No space left on device"
     [
         (f"An error occurred while calling o1.\n: org.x.Failed: stage 3\nCaused by: {_FULL}\n\t... 3 more", _FULL),
         (f"An error occurred while calling o1.count.\n: {_FULL}\n\tat a.b(C:1)", _FULL),
+        (
+            "x\nCaused by: E: \nError from python worker:\n  no snake\nPYTHONPATH was:\n  /x\norg.xException: EOF",
+            "E: no snake",
+        ),
+        (
+            "x\nCaused by: P: Traceback (most recent call last):\n  File x\nV: [OTHER] 3.99\n\n\tat a.b(C:1)",
+            "P: V: [OTHER] 3.99",
+        ),
         ("Answer from Java side is empty", "Answer from Java side is empty"),
         ("", "Exception"),
     ],

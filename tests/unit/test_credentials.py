@@ -19,7 +19,6 @@ from usher.common.http.credentials import (
     Identity,
     Role,
     check_reach,
-    consumers_token,
     digest_of,
     line_of,
     new_token,
@@ -52,7 +51,6 @@ def test_a_token_of_the_file_is_found_and_no_other(tmp_path: Path) -> None:
     assert _find(known, mine) == Identity(Role.OPERATOR, "ann@desk")
     assert _find(known, "ä b") == Identity(Role.CONSUMER, "shop-*")
     assert _find(known, "all") == Identity(Role.ALL, "api-token")
-    assert _find(known, consumers_token("all")) == Identity(Role.CONSUMER, "*") and consumers_token("") == ""
     for wrong in ("", mine + "x", mine[:-1], digest_of(mine), known.seal(digest_of(mine)), "\udcff"):
         assert _find(known, wrong) is None
 

@@ -8,6 +8,7 @@ from urllib.error import HTTPError
 
 import pytest
 
+from usher.common.protocol.last_error import LastError
 from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, Outages, Wait, tells_of_connection
 from usher.consumer.handlers.message import Message, OwnLease
 
@@ -57,6 +58,21 @@ def test_one_ticket_is_charged_while_others_are_done_and_not_while_nothing_is() 
     assert failing(outages, "a1", CONNECTION, 45.0) == [False]
     assert failing(outages, "a1", CONNECTION, 46.0) == [True]
     assert failing(outages, "a1", CONNECTION, 46.0 + 3600) == [False]  # for ever is too long for one
+
+
+def test_as_many_tickets_of_other_consumers_are_one_too() -> None:
+    outages, alike = Outages(), LastError("ConnectionError: away", *SIGN)
+    assert not outages.wonders(10.0)
+    for number in range(3):
+        assert failing(outages, "a1", CONNECTION, 10.0 + number) == [False]
+        outages.done(message("b1"), 10.1 + number)
+        assert [outages.wonders(10.2 + number), outages.wonders(10.3 + number)] == [True, False]
+        outages.hear([alike] * (number + 1) + [LastError("KeyError: 1")] * 5, 10.4 + number)
+    outages.done(message("b1"), 12.9)
+    assert failing(outages, "a1", CONNECTION, 13.0) == [True]
+    assert outages.done(message("b1"), 13.1) == [] and outages.wonders(20.0), "they may have been done there"
+    [over] = outages.done(message("a1", 2), 13.2)
+    assert over.lasted_s is not None and outages.known == {}
 
 
 def test_other_errors_are_an_outage_while_nothing_of_their_kind_is_done_for_a_second() -> None:
@@ -110,7 +126,7 @@ def test_very_many_wait_in_redis_and_go_on_a_few_at_a_time() -> None:
     assert outages.known == {}
 
 
-def test_what_goes_on_keeps_few_slots_until_all_of_it_is_done() -> None:
+def test_what_goes_on_keeps_few_slots_until_all_of_it_is_done_and_rests_where_others_work() -> None:
     outages, names = Outages(), [f"a{number}" for number in range(100)]
     outages.slots = 8
     for name in names:
@@ -119,8 +135,10 @@ def test_what_goes_on_keeps_few_slots_until_all_of_it_is_done() -> None:
     outages.done(message("b1"), 10.5)
     [over] = outages.done(message("a9", 2), 10.6)
     assert over.first == [(b"a0", 0), (b"a1", 0)]  # first those that wait here
-    assert outages.done(message("a0", 2), 10.61, False) == outages.done(message("b1"), 10.62) == []
-    [more] = outages.done(message("a0", 2), 10.64)
+    for at_s in (10.61, 10.62, 10.63):
+        assert outages.done(message("a0", 2), at_s, False) == outages.done(message("a1", 2), at_s, False) == []
+    assert outages.done(message("a0", 2), 10.64) == outages.done(message("b1"), 10.645) == []  # as long as it worked
+    [more] = outages.done(message("b1"), 10.651)
     assert more.first == [(b"a2", 0)]
     assert outages.done(message("a1", 2), 11.6)[0].first == [(b"a3", 0)]
     [more] = outages.done(message("a0", 2), 11.7)  # nothing of others was done for a second: it had waited, too

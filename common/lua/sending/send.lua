@@ -6,7 +6,8 @@
 -- ARGV: 1 window in ms, 2 limit (0: none), 3 the group, 4 ms for which waiting is kept; then for each message: the
 --       number of its names and values, and these in turn
 -- Returns: {for each message {id of its entry, 1 if it was there before this call (or earlier in it), else 0}, ...},
---          {names and values of the sign}; or, where there is no room, {number of the message}, {how many wait}
+--          {names and values of the sign}; or, where there is no room, {number of the message}, {how many
+--          wait, 1 if a master reads the stream as that group, else 0}
 -- Why Lua: a uid that is noted without its entry would lose the message, and an entry without its uid would come
 --          twice; two producers that count first and add later are over the limit together.
 -- Memory: refused when full
@@ -37,7 +38,7 @@ for n = 4, #KEYS, step do
     local size = redis.call('LLEN', key)
     while size - over[key] > rooms[key] do
       local head = redis.call('LINDEX', key, over[key])
-      if not head or waits(head) then return {{(n - 2) / 2}, {size - over[key]}} end
+      if not head or waits(head) then return {{(n - 2) / 2}, {size - over[key], taken and 1 or 0}} end
       over[key] = over[key] + 1
     end
   end

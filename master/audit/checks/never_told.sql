@@ -8,5 +8,4 @@ UNION ALL
 SELECT t.stream, t.id, t.ticket, t.owner,
        concat('handed over under fencing token ', t.fence, ' and never begun; its owner has run what it was given later')
   FROM (SELECT stream, ticket, owner, fence, min_by(id, nth) AS id FROM held WHERE NOT is_new GROUP BY stream, ticket, owner, fence) t
-  ANTI JOIN ids r ON r.stream = t.stream AND r.id = t.id
-  ANTI JOIN inboxes b ON b.stream = t.stream AND b.owner = t.owner AND b.id = t.id
+  ANTI JOIN ids r ON r.stream = t.stream AND r.id = t.id ANTI JOIN inboxes b ON b.stream = t.stream AND b.owner = t.owner AND b.id = t.id

@@ -4,5 +4,4 @@ SELECT stream, ticket, max(fence) AS fence, max_by(consumer, fence) AS consumer,
   FROM (SELECT stream, ticket, fence, consumer, CASE WHEN outcome = 'done' THEN nth END AS nth,
                CASE WHEN outcome = 'done' THEN id END AS id,
                nth AS begun_nth, ended_us, end_least FROM timed
-        UNION ALL SELECT stream, ticket, fence, consumer, nth, id, begun_nth, ended_us, end_least FROM carried) c
- GROUP BY stream, ticket
+        UNION ALL SELECT stream, ticket, fence, consumer, nth, id, begun_nth, ended_us, end_least FROM carried) c GROUP BY stream, ticket

@@ -1,10 +1,8 @@
--- How far each consumer's clock may be ahead of Redis', in microseconds: an execution starts after its fencing token was
--- given and is recorded after its end. As long as nobody sets a consumer's clock the offset is one constant, and two
--- aggregates bound it; without bounds it is taken to be within the tolerance.
--- Where the two exclude one another, a clock was set, or drifted, if that is little: then less is known of it. What is
--- taken for known is so in whole milliseconds: each time it is better known, a proof judges its tickets again.
-WITH bounds AS (
-  SELECT stream, consumer, max(CASE WHEN end_us > 0 THEN end_us - (record_ms + 1) * 1000 END) AS above_us,
+-- How far each consumer's clock may be ahead of Redis', in microseconds: an execution starts after its fencing token was given and is recorded after its
+-- end. As long as nobody sets a consumer's clock the offset is one constant, and two aggregates bound it; without bounds it is taken to be within the
+-- tolerance. Where the two exclude one another, a clock was set, or drifted, if that is little: then less is known of it. What is taken for known is so
+-- in whole milliseconds: each time it is better known, a proof judges its tickets again.
+WITH bounds AS (SELECT stream, consumer, max(CASE WHEN end_us > 0 THEN end_us - (record_ms + 1) * 1000 END) AS above_us,
          min(CASE WHEN (fence >> 10) <= record_ms THEN start_us - (fence >> 10) * 1000 END) AS below_us
     FROM runs WHERE id IS NOT NULL GROUP BY stream, consumer
   UNION ALL SELECT stream, consumer, above_us, below_us FROM carried_clocks),

@@ -1,6 +1,5 @@
 -- The report: by day (of UTC; '' is all of them), dimension and name. Times in milliseconds.
-WITH counted AS (
-  SELECT * FROM measured
+WITH counted AS (SELECT * FROM measured
   UNION ALL SELECT stream, -1, dim, name, sum(executions), sum(done), sum(failed), sum(retries), sum(letters),
                    sum(worker_s) FROM measured GROUP BY stream, dim, name
 ), placed AS (

@@ -1,7 +1,6 @@
--- Messages of which stream, pending list, run log and dead letters do not say the same. A ticket that
--- is no UTF-8 may read like another one, so nothing is said of it.
-WITH ahead AS (SELECT stream, ticket, max(nth) AS nth, max_by(id, nth) AS id FROM (
-  SELECT stream, ticket, nth, id FROM runs WHERE outcome = 'done'
+-- Messages of which stream, pending list, run log and dead letters do not say the same. A ticket that is no UTF-8 may read like another one, so nothing
+-- is said of it.
+WITH ahead AS (SELECT stream, ticket, max(nth) AS nth, max_by(id, nth) AS id FROM (SELECT stream, ticket, nth, id FROM runs WHERE outcome = 'done'
   UNION ALL SELECT stream, ticket, nth, id FROM carried WHERE nth IS NOT NULL) d GROUP BY stream, ticket),
 joined AS (
   SELECT coalesce(e.stream, i.stream) AS stream, coalesce(e.id, i.id) AS id, coalesce(e.ms, i.ms) AS ms,
@@ -24,8 +23,6 @@ SELECT b.*, a.id AS passed, k.floor_ms, k.known_ms, k.damaged_ms, k.drop_ms,
             WHEN in_stream AND b.ms > k.floor_ms AND l.letter IS NULL AND held_by IS NULL AND gave_up AND NOT done THEN 'no_letter'
             WHEN in_stream AND b.ms > k.floor_ms AND l.letter IS NULL AND held_by IS NULL AND NOT done THEN 'lost'
             WHEN in_stream AND b.ms > k.floor_ms AND l.letter IS NULL AND NOT done AND NOT gave_up AND b.nth < a.nth
-                 AND NOT contains(own, '�') THEN 'passed' END AS kind
-  FROM joined b JOIN known k ON k.stream = b.stream
+                 AND NOT contains(own, '�') THEN 'passed' END AS kind FROM joined b JOIN known k ON k.stream = b.stream
   LEFT JOIN (SELECT stream, id, min(letter) AS letter FROM letters GROUP BY stream, id) l ON l.stream = b.stream AND l.id = b.id
-  LEFT JOIN ahead a ON a.stream = b.stream AND a.ticket = b.own AND b.held_by IS NOT NULL) o
- WHERE kind IS NOT NULL
+  LEFT JOIN ahead a ON a.stream = b.stream AND a.ticket = b.own AND b.held_by IS NOT NULL) o WHERE kind IS NOT NULL

@@ -1,5 +1,5 @@
--- Stretches of ids (32 ms) in which not just each entry that is over was done once, under its ticket: all others are in order,
--- so messages of these are looked at one by one.
+-- Stretches of ids (32 ms) in which not just each entry that is over was done once, under its ticket: all others are in order, so messages of these are
+-- looked at one by one.
 SELECT stream, part FROM (
   SELECT e.stream, e.nth >> 26 AS part, hash(e.id, CASE WHEN contains(e.ticket, '�') THEN NULL ELSE e.ticket END) AS entry, 0 AS run, 0 AS is_odd
     FROM entries e JOIN facts f ON f.stream = e.stream WHERE e.consumer IS NULL AND e.nth <= f.delivered_nth

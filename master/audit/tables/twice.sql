@@ -1,7 +1,6 @@
--- Messages that succeeded again when Redis knew of a success, and whether a master had declared that they may: a success
--- leaves the pending list in the step that records it. A former owner's may come behind its successor's.
-WITH pairs AS (
-  SELECT d.stream, d.id, d.ticket, d.nth, d.consumer, d.ran, d.record_ms, d.rec, d.n, f.rec AS first_rec, f.record_ms AS noted_ms,
+-- Messages that succeeded again when Redis knew of a success, and whether a master had declared that they may: a success leaves the pending list in the
+-- step that records it. A former owner's may come behind its successor's.
+WITH pairs AS (SELECT d.stream, d.id, d.ticket, d.nth, d.consumer, d.ran, d.record_ms, d.rec, d.n, f.rec AS first_rec, f.record_ms AS noted_ms,
          least(least(f.record_ms, 4398046511103) * 1024, f.fence) AS begun, f.ran AS first_ran
     FROM suspects d JOIN suspects f ON f.stream = d.stream AND f.ticket = d.ticket AND f.id = d.id
    WHERE d.outcome = 'done' AND f.outcome = 'done' AND (f.rec < d.rec OR (f.rec = d.rec AND f.n < d.n)) AND f.fence <= d.fence),

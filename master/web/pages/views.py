@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from flask import Blueprint, g, render_template, request
+from jinja2 import TemplateError
 
 from usher.common.base.clock import now_s
 from usher.common.http.app import Problem
@@ -38,12 +39,13 @@ _ENTRIES = 30
 _LETTERS, _GROUPS_OF_OVERVIEW, _HOUR_MS = 50, 5, 3_600_000
 #: Seconds after which the search for matching letters ends for this page.
 _LOOK_S = 0.05
-#: Seconds that a search of all tickets may take.
-_FIND_S = 0.4
+#: Seconds of a core that a search of all tickets may take, and of one of the delayed messages.
+_FIND_S = 0.6
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
 #: The fields of a summary; one of another version may lack some.
 _AUDITED = ("run", "started_ms", "seconds", "verdict", "pending", "executions", "unproven", "unproven_said", "findings")
+_ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError)
 _SEVERITIES = ("bad", "warn", "unknown", "ok")
 
 
@@ -349,9 +351,15 @@ def _add_system(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/audit")
     def audit() -> str:
-        found = parts.status.audit()
-        known = None if found is None else dict.fromkeys(_AUDITED) | found
-        return render_page("system/audit.html", "audit", audit=known, history=parts.status.history())
+        status, odd = parts.status, list[str]()
+        told = {"audit": status.audit(), "history": status.history(), "report": status.report()}
+        told["audit"] = told["audit"] and dict.fromkeys(_AUDITED) | told["audit"]
+        for name, one in told.items():
+            try:
+                render_page("system/audit.html", "audit", odd=odd, **dict.fromkeys(told) | {name: one})
+            except _ODD:  # another version of Usher stored it
+                odd.append(name)
+        return render_page("system/audit.html", "audit", odd=odd, **told | dict.fromkeys(odd))
 
     @views.get("/doctor")
     def doctor() -> str:

@@ -25,8 +25,9 @@ def safety(history: History) -> Iterator[Finding]:
     yield from integrity(history)
     yield from no_loss(history)
     yield from dead_letters(history)
-    yield from order_of_effects(history)
-    yield from order_of_starts(history)
+    if not (history.terms.get("talks") and history.of("lost")):  # what had a letter that is lost runs after all
+        yield from order_of_effects(history)
+        yield from order_of_starts(history)
     yield from exclusion(history)
     if history.terms["tokens"]:
         yield from tokens(history)

@@ -125,15 +125,8 @@ def fill_memory(cluster: Cluster, seconds: float) -> None:
     finally:
         cluster.state.call("CONFIG", "SET", "maxmemory", "0")
     cluster.counts["effects_while_full"] += cluster.sink.count() - before
-    cluster.fault(
-        "full",
-        t0,
-        now_ns(),
-        "",
-        "service",
-        since=now_ns(),
-        bound_s=cluster.shape.leader_lease_s + SLACK_S + _LONGEST_PAUSE_S,
-    )
+    bound_s = cluster.shape.leader_lease_s + SLACK_S + _LONGEST_PAUSE_S
+    cluster.fault("full", t0, now_ns(), "", "service", since=now_ns(), bound_s=bound_s)
 
 
 def delete_lease(cluster: Cluster, name: str) -> None:

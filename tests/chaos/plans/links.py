@@ -44,14 +44,8 @@ def partitions(cluster: Cluster, seconds: float) -> None:
             time.sleep(1.6 * lease_s)
             cluster.proxies.heal()
             who = cluster.program(name).who if name else ""
-            cluster.fault(
-                "isolated",
-                t0,
-                now_ns(),
-                who,
-                "tickets" if name in cluster.consumer_names else "",
-                bound_s=lease_s + programs.SLACK_S,
-            )
+            recover = "tickets" if name in cluster.consumer_names else ""
+            cluster.fault("isolated", t0, now_ns(), who, recover, bound_s=lease_s + programs.SLACK_S)
         time.sleep(0.4)
         if time.monotonic() > until_s:
             break

@@ -136,14 +136,9 @@ class State:
             if self._sources and uid is not None and b"usher_from" in fields:  # as producer and handler tell it
                 mid, _, source = fields[b"usher_from"].decode().split(" ", 2)
                 uid = f"{source}/".encode() + uid
-            letters.append(
-                {
-                    "mid": mid,
-                    "uid": uid.decode(errors="replace") if uid is not None else "",
-                    "attempts": int(fields[b"usher-attempts"]),
-                    "reason": fields[b"usher-reason"].decode(),
-                }
-            )
+            told = uid.decode(errors="replace") if uid is not None else ""
+            attempts, reason = int(fields[b"usher-attempts"]), fields[b"usher-reason"].decode()
+            letters.append({"mid": mid, "uid": told, "attempts": attempts, "reason": reason})
         return letters
 
 
