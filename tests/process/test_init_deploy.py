@@ -78,7 +78,12 @@ def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
     subprocess.run(["env", "-i", "/bin/sh", "-c", cron], check=True, timeout=300)
     assert '"verdict":"clean"' in (host.folder / "audit.jsonl").read_text(), "with rights to just that"
     told = host.sh("supervisorctl -c supervisord.conf status")
-    assert re.findall(r"^(audit|proof|re[cp]\w+) +RUNNING", told, re.MULTILINE) == ["audit", "proof", "reconcile", "report"]
+    assert re.findall(r"^(audit|proof|re[cp]\w+) +RUNNING", told, re.MULTILINE) == [
+        "audit",
+        "proof",
+        "reconcile",
+        "report",
+    ]
     assert "Totals as they should be" in host.sh("./as auditor usher audit reconcile")
     assert host.stop() == 0
     assert "consumer_drained" in host.logs()
