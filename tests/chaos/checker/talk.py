@@ -35,7 +35,7 @@ def talked(history: History) -> Iterator[tuple[str, str]]:
             yield from _of_the_effective_run(record, mids.get(record["uid"], ""), ends, groups)
     for uid in mids:
         if uid.startswith("raw") and uid not in history.excused:
-            yield from _told_once(uid, told[uid])
+            yield from _told_once(uid, told[uid], bool(history.terms.get("redriven")))
     yield from _late(history, mids)
     yield from _over_limit(history)
 
@@ -71,7 +71,11 @@ def _of_the_effective_run(
         yield "T2", f"run {run} took {value['took']}, and the run log has {groups[run]}"
 
 
-def _told_once(uid: str, told: list[Record]) -> Iterator[tuple[str, str]]:
+def _told_once(uid: str, told: list[Record], redriven: bool) -> Iterator[tuple[str, str]]:
+    letters = [at for at, record in enumerate(told[:-1]) if record["r"] == "failed"] if redriven else []
+    told = (
+        told[letters[-1] + 1 :] if letters else told
+    )  # the answer of a letter is that of the time until it is redriven
     finals = [at for at, record in enumerate(told) if record["r"] != "part"]
     parts = [record["at"] for record in told if record["r"] == "part"]
     if len(finals) != 1:

@@ -254,7 +254,7 @@ class Cluster:
         self.counts["ended_by_themselves"] = int(clean)
         self.history.write("counters", **self.counts)
         if self.talk:
-            self.history.write("terms", talks=True, limit=LIMIT)
+            self.history.write("terms", talks=True, limit=LIMIT, redriven=self.counts["letters_resumed"] > 0)
         self.history.write("terms", max_attempts=self.shape.max_attempts, drain_ns=int(drain_s * _S), **terms)
         return History.read(self.history_path.read_text("utf-8", "surrogateescape"))
 
