@@ -4,6 +4,7 @@ time from ``message.progress`` to who follows, here and over HTTP."""
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import resource
 import subprocess
@@ -12,12 +13,12 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 import psutil
-import redis.asyncio
-import requests
 
+from benchmarks.peers.blpop import asking
 from benchmarks.programs.handlers import PARTS, REPLY_TO
 from usher import AsyncProducer, Producer
 from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed
@@ -44,8 +45,10 @@ def calls(count: int, parts: int, durable: bool, environ: Mapping[str, str]) -> 
         here = [1000 * (time.time() - sent_s) for sent_s in producer.stream("parts", {PARTS: str(parts)}, _PATIENCE_S)]
         uid, over_http = uuid.uuid4().hex, list[float]()
         producer.send_followed("parts", {PARTS: str(parts)}, uid)
-        with requests.get(f"{master}/api/messages/{uid}/events", stream=True, timeout=_PATIENCE_S) as answered:
-            for line in answered.iter_lines(chunk_size=1):
+        following = http.client.HTTPConnection(urlsplit(master).netloc, timeout=_PATIENCE_S)
+        following.request("GET", f"/api/messages/{uid}/events")
+        with following.getresponse() as answered:
+            for line in answered:
                 if line.startswith(b"data: ") and isinstance(sent_s := orjson.loads(line[6:])["json"], float):
                     over_http.append(1000 * (time.time() - sent_s))
         for who, waits in (("part", here), ("http_part", over_http)):
@@ -84,15 +87,7 @@ async def _measure(url: str, kind: str, count: int) -> dict[str, Any]:
         producer = AsyncProducer(url, STREAM, group=GROUP)
         await producer.call("first", {}, _PATIENCE_S)
         return await _in_flight(count, lambda one: producer.call(f"{one}", {}, _PATIENCE_S), others)
-    pool = redis.asyncio.ConnectionPool.from_url(url, max_connections=count + 10, socket_connect_timeout=_PATIENCE_S)
-    client = redis.asyncio.Redis(connection_pool=pool)
-
-    async def ask(number: int) -> None:
-        fields: Any = {"ticket_id": str(number), REPLY_TO: f"reply:{number}"}
-        await client.xadd(STREAM, fields)
-        if await client.blpop([f"reply:{number}"], timeout=_PATIENCE_S) is None:
-            raise BenchFailed("no answer")
-
+    ask = asking(url, STREAM, REPLY_TO, count, _PATIENCE_S)
     return await _in_flight(count, ask, others)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -102,15 +101,16 @@ REPLY_TO, PARTS = "reply_to", "parts"
 
 
 def answering(message: Any) -> str:
-    """Answer: to the list that is named, or to who calls; after so many parts, each the time at which it was told."""
+    """Answer who calls, or the list that is named behind the URL of its Redis; first so many parts, each the time."""
     for _ in range(int(message.fields.get(PARTS, 0))):
         message.progress(time.time())
         time.sleep(SLEEP_S)
     if (to := message.fields.get(REPLY_TO)) is not None:
-        _replies().call("LPUSH", to, "answer")
+        where, name = to.split()
+        _replies(where).call("LPUSH", name, "answer")
     return "answer"
 
 
 @functools.cache
-def _replies() -> SharedLink:
-    return SharedLink(os.environ["USHER_REDIS_URL"], "replies")
+def _replies(url: str) -> SharedLink:
+    return SharedLink(url, "replies")

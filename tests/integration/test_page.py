@@ -218,8 +218,10 @@ def test_rules_are_set_and_lifted(site: Site, world: World) -> None:
     assert (
         site.post("/rules/set", target="pattern", value="T*", action="slow", rate_per_second="2.5").status_code == 303
     )
+    limit = {"target": "everything", "action": "limit", "value": "", "rate_per_second": "", "ticket_limit": "20"}
+    assert site.post("/rules/set", **limit).status_code == 303
     rules = site.get("/rules").text
-    assert all(text in rules for text in ("asked", "T*", "2.5 /s"))
+    assert all(text in rules for text in ("asked", "T*", "2.5/s", "20 unfinished messages"))
     assert site.post("/rules/lift", id=rule[1]).status_code == 303
     assert "asked" not in site.get("/rules").text
     for target, action in (("ticket", "pause"), ("x", "pause"), ("everything", "slow")):

@@ -86,7 +86,8 @@ def _told(
     until_ms: int = 0,
     ways: Iterable[tuple[str, str]] = (),
 ) -> TicketExplanation:
-    told, ways = (*reasons, *_limited(facts)), (*ways, *_rule_commands(facts))
+    told = (*reasons, *_limited(facts))
+    ways = (*ways, *_rule_commands(facts))
     return TicketExplanation(facts, state, told, tuple(_rows(facts)), waits_for, until_ms, ways)
 
 
