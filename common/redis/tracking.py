@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import hiredis
@@ -17,6 +18,7 @@ import redis
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, ReplyUnknown, UsherError
+from usher.common.base.log import event
 from usher.common.redis.client import describe_unreachable, named
 from usher.common.redis.endpoints import has_moved, make_connection, misled
 from usher.common.redis.private_names import socket_of
@@ -33,6 +35,9 @@ _QUIET_S = 5.0
 #: Connections in a row that ended at the question, after which the question is taken for the reason. They have pauses
 #: between them, so that a restarting server, or an operator who kills connections, is not taken for it.
 _MOST_HUNG_UP = 5
+#: Seconds within which a change that somebody has found must be reported, or it counts as lost; and the number of lost
+#: ones after which reports are not trusted any more.
+_SAID_WITHIN_S, _MOST_UNSAID = 1.0, 3
 #: The parser's answer when it has no whole message; None would be a reply.
 _NOTHING = object()
 
@@ -69,12 +74,16 @@ class ChangeEar(Service):
         self._reader: Any = None
         self._hung_up = 0
         self._heard_s, self._asked = 0.0, False
+        self._unsaid: dict[bytes, float] = {}  # key -> when a change of it was found that was not reported
+        self._lost: Counter[bytes] = Counter()
 
     def run_once(self) -> float:
         if self.why:
             return self.stalls_after_s / 3
         try:
-            self._changed(self.listen())
+            changed = self.listen()
+            self._changed(changed)  # before the judgement: from here on nobody takes these for unannounced
+            self.judge(changed)
         except TrackingRefused as refused:
             self.close()
             if not self.stopping:
@@ -103,6 +112,31 @@ class ChangeEar(Service):
                     return None
                 changed += message[1]
         return changed
+
+    def unsaid(self, keys: Iterable[bytes]) -> None:
+        """Note changes that were found, and not reported so far. Any thread may call it."""
+        for key in keys:
+            self._unsaid.setdefault(key, now_s())
+
+    def judge(self, changed: list[bytes] | None) -> None:
+        """Judge whether changes are reported. Raises TrackingRefused when too many were not. After a new connection the
+        count begins anew."""
+        if changed is None:
+            self._unsaid.clear()
+            self._lost.clear()
+            return
+        for key in changed:
+            self._unsaid.pop(key, None)
+            # It is reported: a change that came too late, or was handled by another process, is no loss.
+            self._lost.pop(key, None)
+        late = [key for key, found_s in list(self._unsaid.items()) if now_s() - found_s > _SAID_WITHIN_S]
+        if late:
+            event(log, "change_notification_missed", level=logging.WARNING, streams=len(late))
+        for key in late:
+            self._unsaid.pop(key, None)
+        self._lost.update(late)
+        if self._lost.total() >= _MOST_UNSAID:
+            raise TrackingRefused(f"{self._lost.total()} changes were not announced")
 
     def interrupt(self) -> None:
         if (sock := self._socket) is not None:

@@ -18,11 +18,12 @@ from enum import Enum
 from typing import Any
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import UsherError
+from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.log import event
 from usher.common.protocol.message import EntryView
 from usher.common.redis.client import Arg, CommandRefused
-from usher.common.router.schedule import Read, ReadPosition, ReadSchedule, Stream
+from usher.common.redis.replies import pairs
+from usher.common.router.schedule import LastIdCheck, Read, ReadPosition, ReadSchedule, Stream
 from usher.common.runtime.fork_guard import ForkGuard
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,9 @@ COUNTS = {
     "subscribed": "Subscriptions that were made.",
     "entries": "Entries given to subscriptions.",
     "reads": "Reads of streams.",
-    "empty_reads": "Reads that found nothing although something was announced.",
+    "empty_reads": "Reads that found nothing although something was announced, or expected.",
     "announced": "Changes of subscribed streams that Redis announced.",
+    "resets": "Positions that began anew because the stream was another one.",
 }
 
 
@@ -48,6 +50,8 @@ class RouterOptions:
     to n / ``xread_streams`` / ``worker_count`` times that long.
 
     ``sweep_seconds``: the change-driven mode looks at every stream once in this time, announced or not.
+    ``check_seconds``: how often every stream is checked for having gone back (deleted and made again) without an
+    announcement.
 
     Raises ValueError for values that make no sense.
     """
@@ -57,10 +61,11 @@ class RouterOptions:
     xread_block_millis: int | None = 100
     xread_count: int = 100
     sweep_seconds: float = 60.0
+    check_seconds: float = 600.0
 
     def __post_init__(self) -> None:
         wrong = [name for name in ("worker_count", "xread_streams", "xread_count") if not getattr(self, name) >= 1]
-        wrong += ["sweep_seconds"] if not self.sweep_seconds > 0 else []
+        wrong += [name for name in ("sweep_seconds", "check_seconds") if not getattr(self, name) > 0]
         if self.xread_block_millis is not None and not self.xread_block_millis >= 1:
             wrong.append("xread_block_millis")
         if wrong:
@@ -98,7 +103,8 @@ class SubscriptionEnded(UsherError):
 class Subscription(ReadPosition):
     """A subscription, made by ``StreamRouter.subscribe``. Iterate over it, or call ``take``; with a callback neither.
 
-    ``last`` (bytes) is the id of the last entry that the subscription was given.
+    ``last`` (bytes) is the id of the last entry that the subscription was given, ``resets`` how often it began anew
+    because the stream is not the one it was: entries may then come again.
     """
 
     __slots__ = ("_capacity", "_channel", "_desk", "_waiting", "callback", "detail", "end")
@@ -228,18 +234,24 @@ class RouterCoordinator:
         keys, after = (read.stream.key for read in reads), (read.after for read in reads)
         return ("XREAD", "COUNT", self._count_of(reads), *block, "STREAMS", *keys, *after)
 
-    def came(self, reads: Sequence[Read], found: Found) -> None:
-        """Hand out the entries of an XREAD."""
+    def came(self, reads: Sequence[Read], found: Found) -> list[LastIdCheck]:
+        """Hand out the entries of an XREAD. Returns the checks that are due: of streams where nothing was found
+        although a change was announced, and of positions above all that was found."""
+        checks: list[LastIdCheck] = []
         called: list[tuple[Read, bool, list[_Call]]] = []
         with self.lock:
             for read in reads:
                 entries = found.get(read.stream.key)
-                more = len(entries or ()) >= self._count_of(reads)
+                more, check = len(entries or ()) >= self._count_of(reads), None
                 calls: list[_Call] = []
                 if entries:
                     self._share(read, [EntryView(*entry) for entry in entries], calls)
-                elif read.urgent:
+                    check = self.book.to_check(read, entries[-1][0], more)
+                elif read.check or not (read.swept or self.book.in_turn):
                     self.counters["empty_reads"] += 1
+                    check = self.book.to_check(read)
+                if check is not None:
+                    checks.append(check)
                 if calls:
                     called.append((read, more, calls))
                 else:
@@ -248,6 +260,7 @@ class RouterCoordinator:
             self._call(calls)
             with self.lock:
                 self.book.finish(read, more)  # not earlier: another reader would get ahead of the callbacks
+        return checks
 
     def failed(self, reads: Iterable[Read]) -> None:
         with self.lock:
@@ -258,6 +271,26 @@ class RouterCoordinator:
         self._refused(read.stream, why)
         with self.lock:
             self.book.finish(read, more=False)
+
+    def checked(self, checks: Sequence[LastIdCheck], replies: Sequence[object]) -> None:
+        """Compare positions with the streams' last ids. ``replies``: those to XINFO STREAM of each stream."""
+        for check, reply in zip(checks, replies, strict=True):
+            try:
+                last_generated = last_id_of(reply)
+            except RedisTrouble:
+                with self.lock:
+                    self.book.want_check(check)
+                continue
+            except CommandRefused as refused:
+                self._refused(check.stream, refused)
+                continue
+            with self.lock:
+                reset = self.book.checked(check, last_generated)
+                self.counters["resets"] += len(reset)
+            if reset:
+                seen = "there is none" if last_generated is None else last_generated.decode()
+                stream = check.stream.key.decode(errors="replace")
+                event(log, "stream_reset", level=logging.WARNING, stream=stream, last_id=seen)
 
     # -- inside
 
@@ -297,3 +330,11 @@ class RouterCoordinator:
                 self._close(place, reason, str(refused))
         name = stream.key.decode(errors="replace")
         event(log, "subscription_refused", level=logging.WARNING, stream=name, why=str(refused))
+
+
+def last_id_of(reply: object) -> bytes | None:
+    if isinstance(reply, CommandRefused) and "no such key" in str(reply):
+        return None
+    if isinstance(reply, Exception):
+        raise reply
+    return bytes(pairs(reply)[b"last-generated-id"])  # type: ignore[arg-type]

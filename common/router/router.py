@@ -17,7 +17,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from usher.common.base.callables import unawaitable_reason
@@ -29,7 +29,6 @@ from usher.common.protocol.message import key_bytes
 from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import in_reach
-from usher.common.redis.replies import pairs
 from usher.common.redis.tracking import ChangeEar
 from usher.common.router.desk import (
     COUNTS,
@@ -38,6 +37,7 @@ from usher.common.router.desk import (
     RouterCoordinator,
     RouterOptions,
     Subscription,
+    last_id_of,
 )
 from usher.common.router.schedule import Read
 from usher.common.runtime.service import Service
@@ -67,15 +67,24 @@ _COUNTS_NOW = {"streams": "Streams with subscriptions.", "queued": "Streams to b
 
 
 class StreamReader(Service):
-    """Service that reads what the schedule says."""
+    """Service that reads what the schedule says. ``unannounced`` is told of streams in which a sweep found entries."""
 
-    def __init__(self, name: str, link: Link, desk: RouterCoordinator, options: RouterOptions) -> None:
+    def __init__(
+        self,
+        name: str,
+        link: Link,
+        desk: RouterCoordinator,
+        options: RouterOptions,
+        unannounced: Callable[[list[bytes]], None],
+    ) -> None:
         super().__init__()
         self.name = name
         self._link = link
         self._desk = desk
         self._options = options
+        self._unannounced = unannounced
         self._connections = 0
+        self._check_at_s = now_s() + options.check_seconds
         self._sweep_at_s = now_s() + _LONGEST_IDLE_S
 
     def run_once(self) -> float:
@@ -103,21 +112,34 @@ class StreamReader(Service):
         except BaseException:
             self._desk.failed(reads)
             raise
-        self._desk.came(reads, found)
+        if not in_turn and (swept := [read for read in reads if read.swept and read.stream.key in found]):
+            with self._desk.lock:
+                self._unannounced([read.stream.key for read in swept if not self._desk.book.heard_of(read)])
+        if checks := self._desk.came(reads, found):
+            try:
+                replies = self._link.pipeline([("XINFO", "STREAM", check.stream.key) for check in checks])
+            except RedisTrouble as trouble:
+                self._desk.checked(checks, [trouble] * len(checks))
+                raise
+            self._desk.checked(checks, replies)
         return _IDLE_S / 4 if in_turn and block_ms is None and not found else 0.0
 
     def interrupt(self) -> None:
         self._link.interrupt()
 
     def _look_again(self, in_turn: bool) -> None:
-        """Have all read after a new connection, behind which may be another server, and, of those that are read when
-        they change, some all the same."""
+        """Have streams checked whose ids may have gone back, and, of those that are read when they change, some read
+        all the same."""
         now, book = now_s(), self._desk.book
         if self._link.connections != self._connections:
-            if self._connections:
+            if self._connections:  # behind another one may be another server, with fewer entries
                 with self._desk.lock:
                     book.want_all()
             self._connections = self._link.connections
+        if now >= self._check_at_s:
+            self._check_at_s = now + self._options.check_seconds
+            with self._desk.lock:
+                book.check_all()
         if not in_turn and now >= self._sweep_at_s:
             every_s = min(_LONGEST_IDLE_S, self._options.sweep_seconds)
             with self._desk.lock:
@@ -157,7 +179,7 @@ class StreamRouter(Reader):
         self.mode, self.why = mode, ""
         self._watch = ChangeEar(url, f"{name}:router-hear", self._prefixes, self._heard, self._fall_back)
         self._readers = [
-            StreamReader(one, Link(url, f"{name}:{one}"), self._desk, self._options)
+            StreamReader(one, Link(url, f"{name}:{one}"), self._desk, self._options, self._watch.unsaid)
             for one in (f"router-{number}" for number in range(1, self._options.worker_count + 1))
         ]
         self._ask, self._asking = Link(url, f"{name}:router-ask"), threading.Lock()
@@ -232,7 +254,7 @@ class StreamRouter(Reader):
             with self._desk.lock:
                 for name, last in zip(part, lasts, strict=True):
                     subscription = Subscription(self._desk, self._desk.book.stream(name), last, on_entries, capacity)
-                    self._desk.book.add(subscription)
+                    self._desk.book.add(subscription, check=last_id is not NOW)
                     made.append(subscription)
                     self._desk.counters["subscribed"] += 1
             self._desk.on_work()
@@ -245,13 +267,8 @@ class StreamRouter(Reader):
             try:
                 with self._asking:
                     replies = self._ask.pipeline([("XINFO", "STREAM", name) for name in names])
-                for reply in replies:
-                    if isinstance(reply, RedisTrouble):
-                        raise reply
-                # What is not there begins with its first entry; what cannot be read is refused when it is read.
-                return [
-                    ZERO if isinstance(one, CommandRefused) else pairs(one)[b"last-generated-id"] for one in replies
-                ]
+                # What cannot be read is refused when it is read.
+                return [ZERO if isinstance(one, CommandRefused) else last_id_of(one) or ZERO for one in replies]
             except RedisTrouble as trouble:
                 if now_s() + _PAUSE_S > until_s:
                     raise RedisTrouble(f"Redis did not say where these streams end: {trouble}") from trouble

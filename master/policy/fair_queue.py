@@ -108,6 +108,7 @@ class Rounds:
         self._doubted: set[bytes] = set()  # see ``doubt``
         self._news = _Queue()
         self._looks = _Queue()
+        self._swept: set[bytes] = set()  # those in ``_looks`` only because of a sweep
         self.troubles: dict[bytes, TurnResult] = {}
 
     @property
@@ -135,6 +136,7 @@ class Rounds:
         for source in sources:
             self._doubted.discard(source)
             if self._known.setdefault(source, shard_of(source)) in self._shards:
+                self._swept.discard(source)
                 self._news.add(source)
 
     def doubt(self, listed: frozenset[bytes]) -> None:
@@ -158,13 +160,22 @@ class Rounds:
         if taken:
             for source, shard in self._known.items():
                 if shard in taken:
+                    self._swept.discard(source)
                     self._looks.add(source)
         return bool(taken)
 
     def look_at_all(self) -> None:
         """Look at every source once: an announcement may have been missed."""
+        self._swept.clear()
         for source in self._known:
             self._look_at(source)
+
+    def sweep(self) -> None:
+        """Look at every source once without a reason: changes that this finds were not announced."""
+        swept = {source for source in self.mine if source not in self._looks and source not in self._news}
+        swept |= self._swept
+        self.look_at_all()
+        self._swept = swept
 
     def take(self) -> Turn | None:
         while self._news or self._looks:
@@ -173,15 +184,19 @@ class Rounds:
             news = self._news.pop(_MOST_SOURCES - len(looks))
             popped = dict.fromkeys((*news, *looks))
             sources = [source for source in popped if self._known.get(source) in self._shards]
+            self._swept.difference_update(popped.keys() - sources)  # these are another master's by now, or gone
             if sources:
                 quantum = max(_SMALLEST_QUANTUM, min(_LARGEST_QUANTUM, self._batch // waiting))
                 return Turn(tuple(sources), quantum)
         return None
 
-    def answered(self, turn: Turn, told: Sequence[TurnResult], listed: frozenset[bytes] = frozenset()) -> None:
+    def answered(self, turn: Turn, told: Sequence[TurnResult], listed: frozenset[bytes] = frozenset()) -> list[bytes]:
         """Note the results of a turn. Sources that were not served come first in the next one; those that are not (or
-        no longer) streams are forgotten, unless they are listed."""
+        no longer) streams are forgotten, unless they are listed. Return the sources in which a sweep found new entries
+        that were not announced (yet)."""
         unserved = []
+        unsaid = [source for source, one in zip(turn.sources, told, strict=True) if one.moved and source in self._swept]
+        self._swept.difference_update(turn.sources)
         for source, one in zip(turn.sources, told, strict=True):
             if is_trouble(source, one, listed):
                 if len(self.troubles) < _MOST_TROUBLES or source in self.troubles:
@@ -196,9 +211,11 @@ class Rounds:
                 self._forget(source)
                 self._doubted.discard(source)
         self._news.add_first(unserved)
+        return unsaid
 
     def again(self, turn: Turn) -> None:
         """Put back a turn whose outcome is unknown: all of it is looked at again, before everything else."""
+        self._swept.difference_update(turn.sources)
         self._news.add_first(turn.sources)
 
     def _forget(self, source: bytes) -> None:

@@ -59,6 +59,8 @@ class Gatherer(Service):
         self._swept_s, self._sweep_s = now_s(), _SWEEP_S
         self._pause_s = 0.0
         self._given = b""
+        # Called when a sweep found new entries that were not announced.
+        self.on_unsaid: Callable[[list[bytes]], None] = lambda sources: None
         # After a gap, in which streams may have appeared unheard: else what they hold would come behind later messages.
         self.look_for_new: Callable[[Link, Service], object] = lambda link, asker: None
         self._has_gap = True
@@ -97,7 +99,7 @@ class Gatherer(Service):
 
     def poll(self) -> None:
         """Look at every source again and again: nobody says which have changed."""
-        self._sweep_s = _POLL_S
+        self._sweep_s, self.on_unsaid = _POLL_S, lambda sources: None
         self.wake()
 
     def hold(self, shards: frozenset[int]) -> None:
@@ -131,7 +133,7 @@ class Gatherer(Service):
         with self._lock:
             if now_s() - self._swept_s >= self._sweep_s:
                 self._swept_s = now_s()
-                self._rounds.look_at_all()
+                self._rounds.sweep()
             turn = self._rounds.take()
         if turn is None:
             return min(self.stalls_after_s / 3, self._sweep_s)
@@ -144,7 +146,9 @@ class Gatherer(Service):
             raise
         with self._lock:
             news = self._news(turn, told)
-            self._rounds.answered(turn, told, self._listed)
+            unsaid = self._rounds.answered(turn, told, self._listed)
+            if unsaid:
+                self.on_unsaid(unsaid)  # here, so that after look_at_all() nothing older is reported
         self._say(news)
         self.moved += sum(one.moved for one in told)
         return self._next_pause_s(is_full, given)

@@ -180,6 +180,7 @@ class SourceServices:
         gatherer.look_for_new = discovery.look
         self._sources, self._scan = sources, discovery.scan_now
         self._watch = ChangeEar(redis_url, "master:watch", sources.prefixes(), self._heard, self._refused)
+        gatherer.on_unsaid = self._watch.unsaid
         self._trimmers = []
         if settings.trim_keep != "forever":
             trim = make_link("trim-sources")

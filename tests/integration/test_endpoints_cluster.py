@@ -360,3 +360,4 @@ def test_a_stream_router_follows_its_slot_and_refuses_other_keys(cluster: Cluste
         cluster.move_slot_of(STREAM, cluster.another_than(cluster.owner_of(STREAM)))
         keep_trying(link, "XADD", stream, "2-1", "f", "v")
         assert taken(subscription, 1) == [b"2-1"]
+        assert subscription.resets == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from usher.common.doctor.judgements import DoctorSeverity, examine
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.sources import SHARDS, SourceSelection
+from usher.common.redis import tracking
 from usher.common.redis.client import Link
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
@@ -217,18 +219,37 @@ def test_a_server_that_tells_of_no_changes_is_asked_instead(
     assert "source_notifications_unavailable" in [record.getMessage() for record in caplog.records]
 
 
-def test_changes_that_something_in_between_does_not_tell_are_found_by_the_sweep(
-    world: Gathered, redis_url: str, monkeypatch: pytest.MonkeyPatch
+def test_something_in_between_that_does_not_tell_is_found_out_and_the_sources_are_asked(
+    world: Gathered, redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gatherer_module, "_SWEEP_S", 0.1)
+    monkeypatch.setattr(tracking, "_WAIT_S", 0.1)
     with (
         Proxy(redis_url, lambda chunk: b"" if chunk.startswith(b">2") else chunk) as proxy,
         running(proxy.url, "a,b,c") as made,
     ):
         until(lambda: len(service(made, "share")._held) == 64)
-        for source in ("a", "b", "c"):
-            sent = world.send(source)
-            until(lambda source=source, sent=sent: world.moved(source) == sent)  # type: ignore[misc]
+
+        def is_found_out() -> bool:
+            time.sleep(0.05)
+            return bool(world.send("a") and world.send("b") and service(made, "watch").why)
+
+        until(is_found_out)
+        sent = world.send("c")
+        until(lambda: world.moved("c") == sent)
+    assert "source_notifications_unavailable" in [record.getMessage() for record in caplog.records]
+
+
+def test_changes_that_are_told_are_never_taken_for_lost_ones(
+    world: Gathered, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gatherer_module, "_SWEEP_S", 0.001)
+    with running(redis_url) as made:
+        until(lambda: len(service(made, "share")._held) == 64)
+        for turn in range(15):
+            sent = [world.send(f"t:{number}") for number in range(20)]
+            until(lambda turn=turn, sent=sent: len(world.entries()) == (turn + 1) * len(sent))  # type: ignore[misc]
+        assert (service(made, "watch").why, service(made, "watch")._lost.total()) == ("", 0)
 
 
 @pytest.mark.usefixtures("unswept")

@@ -8,7 +8,9 @@ import pytest
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SourceSelection
+from usher.common.redis import tracking
 from usher.common.redis.client import Link
+from usher.common.redis.tracking import ChangeEar
 from usher.master.policy.fair_queue import Turn, TurnOutcome, TurnResult
 from usher.master.sources.gatherer import Gatherer
 
@@ -51,6 +53,83 @@ def test_new_names_are_looked_for_before_the_first_turn_after_a_gap(
     monkeypatch.setattr(gatherer._rounds, "take", lambda: did.append("turn"))
     gatherer.run_once()
     assert did == ["look", "turn", "turn", "look", "turn", "look", "turn"]
+
+
+class Heard(ChangeEar):
+    """What Redis says, turn by turn, in place of a connection."""
+
+    says: list[bytes] | None = []
+
+    def listen(self) -> list[bytes] | None:
+        return self.says
+
+
+@pytest.fixture
+def ear(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> Heard:
+    monkeypatch.setattr(tracking, "_SAID_WITHIN_S", -1.0)
+
+    def heard(changed: list[bytes] | None) -> None:
+        if changed is None:
+            gatherer.look_at_all()
+        else:
+            gatherer.changed(changed)
+
+    made = Heard("redis://127.0.0.1:1", "test", [], heard, lambda why: gatherer.poll())
+    gatherer.on_unsaid = made.unsaid
+    return made
+
+
+def test_sources_that_are_heard_after_all_do_not_count_as_lost(gatherer: Gatherer, ear: Heard) -> None:
+    for _ in range(10):
+        gatherer.on_unsaid([b"a"])
+        ear.says = []
+        ear.run_once()
+        ear.says = [b"a"]
+        ear.run_once()
+    assert not ear.why
+
+
+@pytest.mark.parametrize("lost", [[b"a", b"b", b"c"], [b"a", b"a", b"a"]])
+def test_what_is_never_heard_of_is_asked_for_although_others_are(
+    gatherer: Gatherer, ear: Heard, lost: list[bytes]
+) -> None:
+    for source in lost:
+        assert not ear.why
+        gatherer.on_unsaid([source])
+        ear.says = [b"d"]
+        ear.run_once()
+    assert ear.why
+
+
+def test_what_a_sweep_finds_in_the_moment_in_which_it_is_said_does_not_count_as_lost(
+    gatherer: Gatherer, ear: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = gatherer.changed
+
+    def found_just_before(sources: list[bytes]) -> None:
+        if sources:
+            gatherer.on_unsaid(sources)  # the gatherer's own thread, which was not told yet
+        real(sources)
+
+    monkeypatch.setattr(gatherer, "changed", found_just_before)
+    for ear.says in ([b"a"], [], [b"b"], [], [b"c"], []):
+        ear.run_once()
+    assert not ear.why
+
+
+def test_what_was_found_before_a_new_connection_does_not_count_as_lost_after_it(
+    gatherer: Gatherer, ear: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = gatherer.look_at_all
+
+    def found_just_before() -> None:
+        gatherer.on_unsaid([b"a", b"b", b"c"])
+        real()
+
+    monkeypatch.setattr(gatherer, "look_at_all", found_just_before)
+    for ear.says in (None, [b"d"], [b"d"]):
+        ear.run_once()
+    assert not ear.why
 
 
 def test_entries_that_may_have_been_lost_while_a_group_was_gone_are_told(

@@ -99,7 +99,7 @@ def test_whatever_happens_every_change_gets_a_turn_that_begins_after_it(steps: l
             of.changed(names)
             open_changes.update(names)
         elif kind == "sweep":
-            of.look_at_all()
+            of.sweep()
         elif (turn := of.take()) is not None:
             if kind == "again":
                 of.again(turn)
@@ -113,3 +113,16 @@ def test_whatever_happens_every_change_gets_a_turn_that_begins_after_it(steps: l
         open_changes.difference_update(turn.sources)
         of.answered(turn, [told(TurnOutcome.OVER)] * len(turn.sources))
     assert not open_changes
+
+
+def test_what_a_sweep_finds_is_told_unless_somebody_says_it_meanwhile() -> None:
+    of = rounds(b"a", b"b", b"c")
+    assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)] * 3) == [], "they were looked at for a reason"
+    of.sweep()
+    of.changed([b"c"])
+    turn = taken(of)
+    of.changed([b"b"])
+    assert of.answered(turn, [told(TurnOutcome.OVER, 1)] * 3) == [b"a"]
+    of.answered(taken(of), [told(TurnOutcome.OVER)])
+    of.look_at_all()
+    assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)] * 3) == []

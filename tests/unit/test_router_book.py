@@ -8,7 +8,7 @@ import pytest
 
 from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, rank
-from usher.common.router.schedule import Read, ReadPosition, ReadSchedule
+from usher.common.router.schedule import LastIdCheck, Read, ReadPosition, ReadSchedule
 
 _COUNT = 3
 
@@ -45,7 +45,7 @@ class Plot:
         self.under_way += reads
         return reads
 
-    def reply(self, read: Read, room: int = 1000) -> None:
+    def reply(self, read: Read, room: int = 1000) -> LastIdCheck | None:
         """The reply comes, and every place has room for so many entries; one that had less is held."""
         self.under_way.remove(read)
         entries = [one for one in self.redis.get(read.stream.key, ()) if rank(one.stream_id) > rank(read.after)][
@@ -58,6 +58,7 @@ class Plot:
             if taken:
                 place.last = taken[-1].stream_id
         self.book.finish(read, more=len(entries) >= _COUNT)
+        return None if entries else self.book.to_check(read)
 
     def settle(self) -> None:
         """Everybody has room, and replies come, until nothing is left to read."""
@@ -141,14 +142,70 @@ def test_a_stream_that_nobody_listens_to_any_more_is_forgotten_also_while_it_is_
         assert not plot.book.streams, when
 
 
+def test_a_check_says_nothing_about_places_that_came_or_moved_after_it_was_asked() -> None:
+    plot = Plot()
+    moved = plot.subscribe(b"a", b"4-0")
+    [read] = plot.take()
+    check = plot.reply(read)
+    assert check is not None
+    came = plot.subscribe(b"a", b"6-0")
+    moved.last = b"5-0"
+    assert plot.book.checked(check, b"3-0") == []
+    assert came.resets == moved.resets == 0
+
+
+def test_a_place_above_what_was_found_is_checked_once_there_is_nothing_more_to_find() -> None:
+    plot = Plot()
+    plot.subscribe(b"a", b"9-0")
+    low = plot.subscribe(b"a")
+    [read] = plot.take()
+    assert plot.book.to_check(read, b"3-0", more=True) is None
+    low.last = b"3-0"
+    plot.book.finish(read, more=True)
+    [read] = plot.take()
+    assert read.check
+    check = plot.book.to_check(read, b"4-0")
+    assert check is not None
+    assert [last for _, last in check.places] == [b"9-0"]
+
+
+def test_in_turn_what_is_to_be_checked_is_checked_once_when_its_turn_comes() -> None:
+    plot = Plot(in_turn=True)
+    plot.subscribe(b"a", b"5-0")
+    plot.reply(*plot.take())
+    plot.book.check_all()
+    for expected in (True, False):
+        [read] = plot.take()
+        assert read.check is expected
+        plot.reply(read)
+
+
 def test_a_sweep_comes_to_every_stream() -> None:
     plot = Plot()
     for number in range(5):
         plot.subscribe(b"%d" % number)
     for read in plot.take():
         plot.reply(read)
+    plot.book.check_all()
     for _ in range(3):
         plot.book.sweep(2)
     reads = plot.take()
     assert {read.stream.key for read in reads} == {b"%d" % number for number in range(5)}
-    assert not any(read.urgent for read in reads)
+    assert all(read.swept and read.check for read in reads)
+
+
+def test_what_is_announced_behind_the_sweep_counts_as_announced() -> None:
+    plot = Plot()
+    plot.subscribe(b"a")
+    for read in plot.take():
+        plot.reply(read)
+    plot.book.sweep(1)
+    plot.add(b"a", 1)
+    [read] = plot.take()
+    assert not read.swept
+    plot.reply(read)
+    plot.book.sweep(1)
+    [read] = plot.take()
+    assert read.swept and not plot.book.heard_of(read)
+    plot.add(b"a", 2)
+    assert plot.book.heard_of(read)
