@@ -228,7 +228,10 @@ def test_ctrl_c_during_the_import_of_a_handler_leaves_nothing_behind(tmp_path: P
     said = tmp_path / "pid"
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "TOLD_PID": str(said)}
     words = [sys.executable, "-m", "usher", "run", "hangs_at_import:handle", "--redis-url", "redis://127.0.0.1:1"]
-    process = subprocess.Popen(words, env=environ, cwd=tmp_path, process_group=0)
+    # nohup, and a shell's &, have a signal ignored by all that they start.
+    process = subprocess.Popen(
+        words, env=environ, cwd=tmp_path, process_group=0, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)
+    )
     until_s = time.monotonic() + 20
     while not (said.exists() and said.read_text()) and time.monotonic() < until_s:
         time.sleep(0.05)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from usher.cli import usher
+from usher.cli import run, usher
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.cli.access import token
 from usher.common.http import credentials
@@ -24,7 +24,6 @@ from usher.common.http.credentials import (
     new_token,
     read_tokens_file,
 )
-from usher.master.__main__ import main as master_main
 from usher.master.assembly.facing import hosts_of
 from usher.master.settings import MasterSettings
 
@@ -148,12 +147,13 @@ def test_beyond_loopback_a_token_is_asked_for_that_cannot_be_guessed(bind: str, 
             check_reach(bind, short, None)
 
 
-def test_a_master_does_not_start_beyond_loopback_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_master_does_not_start_beyond_loopback_without_a_token(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in [name for name in os.environ if name.startswith("USHER_")]:
         monkeypatch.delenv(name)
-    done = CliRunner().invoke(master_main, ["--bind", "0.0.0.0:0"])
-    assert done.exit_code == 2
-    assert "USHER_API_TOKEN or USHER_TOKENS_FILE must be set to listen on 0.0.0.0:0" in done.output
+    assert run(["master", "--bind", "0.0.0.0:0"]) == 2
+    assert "USHER_API_TOKEN or USHER_TOKENS_FILE must be set to listen on 0.0.0.0:0" in capsys.readouterr().err
 
 
 def test_a_token_on_the_command_line_is_refused_and_not_repeated() -> None:
