@@ -1,4 +1,4 @@
-"""What is installed: the version of the package, how to install an extra, and ``Late`` for what most never use."""
+"""Version of the package, how to install an extra, and ``Late`` for what most never use."""
 
 from __future__ import annotations
 

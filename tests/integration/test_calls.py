@@ -106,11 +106,13 @@ def test_an_address_of_a_stranger_holds_nothing_up(usher_kit: Callable[..., Kit]
     assert found == [0, 1]
 
 
+@pytest.mark.parametrize("early", [1, 0], ids=["some before", "none before"])
 def test_callers_of_what_a_run_absorbed_get_its_result_also_of_what_it_absorbed_later(
-    usher_kit: Callable[..., Kit],
+    usher_kit: Callable[..., Kit], early: int
 ) -> None:
     def handle(message: Message) -> None:
-        message.absorb(1)
+        if early:
+            message.absorb(early)
         message.result({"all": True})
         message.absorb()
 
@@ -170,18 +172,3 @@ def test_a_reply_stream_that_was_made_anew_with_lower_ids_is_read(asking: tuple[
     link.call("XADD", key, "5-0", "call", 1, "json", 2)
     assert not list(answers)
     assert answers.result == 2
-
-
-def test_callers_of_what_a_run_absorbs_after_it_set_its_result_get_it_also_when_it_absorbed_nothing_before(
-    usher_kit: Callable[..., Kit],
-) -> None:
-    def handle(message: Message) -> None:
-        message.result({"all": True})
-        message.absorb()
-
-    kit = usher_kit(handle)
-    for call in range(3):
-        _asks(kit, "{ticket_stream}", call)
-    kit.run()
-    told = kit.producer._link.call("XRANGE", f"{{ticket_stream}}:replies:{'0' * 32}", "-", "+")
-    assert [pairs(fields).get(b"json") for _, fields in told] == [b'{"all":true}'] * 3

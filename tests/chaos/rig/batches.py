@@ -60,14 +60,14 @@ async def whole(messages: Sequence[Any]) -> None:
 
 
 def _stages(message: Any) -> Iterator[list[Any]]:
-    """What joins the run as it begins, between its steps, and at its end."""
+    """Messages join the run as it begins, between its steps, and at its end."""
     yield [message, *message.absorb(3)]
     yield message.absorb(1)
     yield message.absorb()
 
 
 class _Run:
-    """What callers are told: which run answers, under which fence, and what it took."""
+    """Answers tell which run answers, under which fence, and what it took."""
 
     def __init__(self, message: Any) -> None:
         self.message, self.took = message, list[str]()
@@ -79,7 +79,7 @@ class _Run:
         return one
 
     def ends(self, is_interrupted: bool) -> Any:
-        """One that is interrupted ends at once: well, by RetryLater, or by GiveUp."""
+        """Interrupted runs end at once: well, by RetryLater, or by GiveUp."""
         if is_interrupted and (way := int(self.message.id.partition("-")[0]) % 8) < 4:
             raise GiveUp("interrupted") if way == 0 else RetryLater(0.01)
         return {"run": self.message.id, "tok": self.message.fence, "attempt": self.message.attempt, "took": self.took}
@@ -97,7 +97,7 @@ def absorbing(message: Any) -> Any:
 
 
 async def absorbing_async(message: Any) -> Any:
-    """Who interrupts it ends a wait, and nothing else, until it looks."""
+    """Interrupting it ends a wait, and nothing else, until it looks."""
     run, told = _Run(message), contextlib.suppress(asyncio.CancelledError)
     for few in _stages(message):
         if few and not message.cancelled.is_set():

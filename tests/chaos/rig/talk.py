@@ -1,4 +1,4 @@
-"""What users do while messages run: interrupt, clear, send up to a limit, call and stream; and what they are told."""
+"""Users while messages run: they interrupt, clear, send up to a limit, call and stream; and what they are told."""
 
 from __future__ import annotations
 
