@@ -508,7 +508,6 @@ class Dispatcher(Service):
         if self._cursor.may_read(self.board) or (now := now_s()) < self._unload_s:
             return
         self.board.unload()
-        self.board.shorten_long()
         ended = now_s()
         self._unload_s = ended + _PAUSE_PER_LOOK * (ended - now)
 

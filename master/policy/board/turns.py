@@ -54,9 +54,9 @@ class FairQueue(RunQueue):
     """The run queue, in which tenants take turns. ``holds``: returns whether nothing of a tenant may be planned now;
     it is asked again by ``begin``."""
 
-    def __init__(self, ticket_window: int, weights: Mapping[bytes, float]) -> None:
+    def __init__(self, ticket_window: int, weights: Mapping[bytes, float], holds: Callable[[bytes], bool]) -> None:
         super().__init__(ticket_window)
-        self.holds: Callable[[bytes], bool] = lambda tenant: False
+        self.holds = holds
         self._weights = weights
         self._tenants: dict[bytes, _Tenant] = {}
         self._rest = _Tenant(_REST, _WEIGHT_OF_REST)
