@@ -260,8 +260,7 @@ class Dispatcher(Service):
         # 1. Events of other threads: reports free slots, rosters tell who died, rules must be read before planning.
         self._take_events()
         # 2. Older entries: those of dead incarnations. Some of their tickets may have moved on: these are unsure.
-        self._recoverer.turn(self.board, self._steps, self._rejected)
-        self._doubt(self._recoverer.take_unsure())
+        self._doubt(self._recoverer.turn(self.board, self._steps, self._rejected))
         # 3. Older entries: pending ones that the idle sweep finds.
         known, has_any = list(self._members), self._has_pending or bool(self.board.in_flight)
         sweeping = self._idle_sweep.turn(

@@ -20,10 +20,12 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
-from usher.common.redis.client import Arg, CommandRefused
+from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import group_of, pack_entry, pack_part, pack_parts, read_command, redis_ms
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
+from usher.common.runtime.service import Service
+from usher.master.leader.elector import Lead
 from usher.master.leader.entries import (
     LONGEST_MARK,
     NO_MARKS,
@@ -630,3 +632,29 @@ class LeaderScripts:
         if (reply[0] if isinstance(reply, list) else reply) == b"FENCED":
             raise Fenced(f"another master leads {self._keys.stream} (our epoch was {self.epoch})")
         return reply
+
+
+class LeaderService(Service):
+    """Service that works while this master leads, each turn under the epoch with which it began."""
+
+    def __init__(self, link: Link, keys: Keys, lead: Lead, ticket_field: str = "") -> None:
+        super().__init__()
+        self._link, self._scripts, self._keys, self._lead = link, ScriptRunner(link), keys, lead
+        self._ticket_field = ticket_field
+
+    def run_once(self) -> float:
+        epoch = self._lead.epoch
+        if epoch is not None:
+            try:
+                return self.work(LeaderScripts(self._scripts, self._keys, epoch, self._ticket_field))
+            except Fenced:
+                self._lead.lost(epoch)
+        return self.stand_by()
+
+    def work(self, steps: LeaderScripts) -> float:
+        """Do one turn. Returns the seconds to wait before the next one."""
+        raise TypeError(f"{type(self).__name__} must define work")
+
+    def stand_by(self) -> float:
+        """Let another master lead. Returns the seconds after which to look again who does."""
+        raise TypeError(f"{type(self).__name__} must define stand_by")

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import Fenced, GroupMissing, NotNow
+from usher.common.base.errors import GroupMissing, NotNow
 from usher.common.base.log import event
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.registration import name_of
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream
-from usher.common.redis.scripts import ScriptRunner
-from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
-from usher.master.leader.entries import Rejected, partition_entries
-from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts
+from usher.master.leader.entries import PeekedEntry, Rejected, partition_entries
+from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts, LeaderService
 from usher.master.membership.registry import read_registry
 from usher.master.policy.board.board import Board
 
@@ -45,75 +44,67 @@ _STEP_S = 0.02
 _PAUSE_S = 0.02
 
 
+def take_in(
+    board: Board, steps: LeaderScripts, found: Sequence[PeekedEntry], gone: Iterable[bytes] = ()
+) -> list[Rejected]:
+    """Take in entries that are under ``master`` now, wherever they were before, and forget those that are ``gone``.
+    Return those that can be handed to no consumer."""
+    usable, rejected = partition_entries(found)
+    board.take_in(usable)
+    board.learn(steps.marks.read(found))
+    board.drop(gone)
+    return rejected
+
+
+@dataclass
+class _Recovery:
+    began_s: float
+    is_quiet: bool
+    entries: int = 0
+
+
 class Recoverer:
     """Queue of the dead incarnations that are being recovered, first come first."""
 
     def __init__(self, counts: LeaderCounters | None = None) -> None:
         self._counts = counts or LeaderCounters()
-        self._queue: deque[str] = deque()
-        self._taken: dict[str, int] = {}
-        self._began_s: dict[str, float] = {}
-        self._unsure: list[bytes] = []
-        self._quiet: set[str] = set()
+        self._queue: dict[str, _Recovery] = {}
 
     def add(self, incarnation: str, *, quietly: bool = False) -> None:
-        """Begin to recover an incarnation. ``quietly``: it left after a clean drain, so nothing is pending, and its
-        recovery is neither logged nor counted."""
-        if incarnation not in self._taken:
-            self._queue.append(incarnation)
-            self._taken[incarnation] = 0
-            self._began_s[incarnation] = now_s()
-            if quietly:
-                self._quiet.add(incarnation)
+        """Begin to recover an incarnation. ``quietly``: its recovery is neither logged nor counted."""
+        self._queue.setdefault(incarnation, _Recovery(now_s(), quietly))
 
     def has(self, incarnation: str) -> bool:
-        return incarnation in self._taken
+        return incarnation in self._queue
 
     @property
     def is_busy(self) -> bool:
         return bool(self._queue)
 
-    def take_unsure(self) -> list[bytes]:
-        unsure, self._unsure = self._unsure, []
-        return unsure
-
-    def turn(self, board: Board, steps: LeaderScripts, rejected: list[Rejected]) -> None:
-        """Recover one page of the first incarnation. Entries that can be handed to no consumer are added to
-        ``rejected``."""
+    def turn(self, board: Board, steps: LeaderScripts, rejected: list[Rejected]) -> Sequence[bytes]:
+        """Recover one page of the first incarnation. When its list is empty, its tickets are free, except those that a
+        drain or a successor has: return these, whose records must be read again. Entries that can be handed to no
+        consumer are added to ``rejected``."""
         if not self._queue:
-            return
-        incarnation = self._queue[0]
+            return ()
+        incarnation, recovery = next(iter(self._queue.items()))
         page = steps.take_back(incarnation, PAGE)
         if page.alive:
-            self._forget(incarnation)
-            board.keep(incarnation)
-            return
-        usable, unusable = partition_entries(page.found)
-        board.take_in(usable)
-        board.learn(steps.marks.read(page.found))
-        rejected += unusable
-        self._taken[incarnation] += page.size
-        if page.size == 0:
-            self._end(incarnation, board, steps)
-
-    def _end(self, incarnation: str, board: Board, steps: LeaderScripts) -> None:
-        """End a recovery, when the incarnation's list is empty: its tickets are free, except those that a drain or a
-        successor has."""
-        freed = steps.free_tickets(incarnation, board.unfinished(incarnation))
-        if freed is None:
-            return  # it was handed something after all; the next turn takes it back
+            del self._queue[incarnation]
+            if incarnation in board.consumers:
+                board.keep(incarnation)
+            return ()
+        rejected += take_in(board, steps, page.found)
+        recovery.entries += page.size
+        if page.size or (freed := steps.free_tickets(incarnation, board.unfinished(incarnation))) is None:
+            return ()  # None: it was handed something after all; the next turn takes it back
         board.take_in(freed.parked)
-        if incarnation not in self._quiet:
-            seconds = now_s() - self._began_s[incarnation]
-            event(log, "consumer_recovered", consumer=incarnation, entries=self._taken[incarnation], seconds=seconds)
+        if not recovery.is_quiet:
+            seconds = now_s() - recovery.began_s
+            event(log, "consumer_recovered", consumer=incarnation, entries=recovery.entries, seconds=seconds)
             self._counts.recovered(seconds)
-        self._forget(incarnation)
-        self._unsure += board.recovered(incarnation, freed.others)
-
-    def _forget(self, incarnation: str) -> None:
-        self._queue.remove(incarnation)
-        self._quiet.discard(incarnation)
-        del self._taken[incarnation], self._began_s[incarnation]
+        del self._queue[incarnation]
+        return board.recovered(incarnation, freed.others)
 
 
 class IdleSweep:
@@ -151,12 +142,7 @@ class IdleSweep:
             event(
                 log, "orphaned_entries_found", level=logging.WARNING, count=len(swept.strays), former=",".join(former)
             )
-            strays = [found for found, _ in swept.strays]
-            usable, unusable = partition_entries(strays)
-            board.take_in(usable)
-            board.learn(steps.marks.read(strays))
-            rejected += unusable
-        board.drop(swept.gone)
+        rejected += take_in(board, steps, [found for found, _ in swept.strays], swept.gone)
         if swept.gone:
             event(log, "pending_entries_deleted", level=logging.WARNING, count=len(swept.gone), first=swept.gone[0])
         self._next_s = now_s + (self._every_s if swept.cursor == b"0-0" else _STEP_S)
@@ -212,7 +198,7 @@ class Reconciler:
         return owner, names, not self._pages
 
 
-class Janitor(Service):
+class Janitor(LeaderService):
     """Service that forgets dead incarnations once nothing is pending for them, and the attempts and errors of messages
     that ended without their owner, and mends the index of the dead letters, while this master leads. Otherwise Redis
     would keep a name in the group for every restart there ever was, and a field for every such message. Its step
@@ -230,42 +216,33 @@ class Janitor(Service):
     ) -> None:
         """Make a janitor. ``in_use``: whether the dispatcher still works with an incarnation; its registration tells a
         loss from a drain."""
-        super().__init__()
-        self._in_use = in_use
-        self._link = link
-        self._scripts = ScriptRunner(link)
+        super().__init__(link, keys, lead)
+        self._in_use, self._every_s = in_use, every_s
         self._stream = TicketStream(link, keys)
-        self._keys = keys
-        self._lead = lead
-        self._every_s = every_s
         self._cursor, self._noted, self._next_noted = b"0", keys.attempts, keys.errors
         self._recounted = b""  # up to here
         self.stalls_after_s = max(10.0, 4 * _CALM * every_s)
 
-    def run_once(self) -> float:
-        epoch = self._lead.epoch
-        if epoch is not None:
-            try:
-                steps = LeaderScripts(self._scripts, self._keys, epoch, "")
-                is_clean = self._reap(steps)
-                self._cursor, _ = steps.forget_attempts(self._noted, self._cursor, PAGE)
-                if is_done := self._cursor == b"0":
-                    self._noted, self._next_noted = self._next_noted, self._noted
-                try:
-                    before, self._recounted = self._recounted, steps.recount_letters(self._recounted, _LETTERS)
-                except NotNow:  # memory is full, say: the index stays as it is, which is told
-                    return self._every_s
-                if self._recounted:
-                    return _PAUSE_S
-                if before:
-                    event(log, "letters_recounted", level=logging.WARNING)
-                if is_done and is_clean:
-                    return _CALM * self._every_s
-            except Fenced:
-                self._lead.lost(epoch)
-            except GroupMissing:
-                pass  # the dispatcher notices and makes it again
+    def stand_by(self) -> float:
         return self._every_s
+
+    def work(self, steps: LeaderScripts) -> float:
+        try:
+            is_clean = self._reap(steps)
+            self._cursor, _ = steps.forget_attempts(self._noted, self._cursor, PAGE)
+        except GroupMissing:  # the dispatcher notices and makes it again
+            return self._every_s
+        if is_done := self._cursor == b"0":
+            self._noted, self._next_noted = self._next_noted, self._noted
+        try:
+            before, self._recounted = self._recounted, steps.recount_letters(self._recounted, _LETTERS)
+        except NotNow:  # memory is full, say: the index stays as it is, which is told
+            return self._every_s
+        if self._recounted:
+            return _PAUSE_S
+        if before:
+            event(log, "letters_recounted", level=logging.WARNING)
+        return _CALM * self._every_s if is_done and is_clean else self._every_s
 
     def _reap(self, steps: LeaderScripts) -> bool:
         """Forget the incarnations that are over; return whether there were none. Names that are no incarnation of ours

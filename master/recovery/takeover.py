@@ -17,18 +17,17 @@ from typing import Any
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing
 from usher.common.base.log import event
-from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.keys import Keys
 from usher.common.protocol.mishaps import DeclaredLoss, format_id_range
 from usher.common.protocol.owner_words import HALTED, is_given_back
 from usher.common.protocol.stream_id import ZERO, Span, before, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, redis_ms
-from usher.master.leader.entries import partition_entries
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.membership.registry import RegisteredConsumer, read_registry
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import Memory, reached, restart, set_back
-from usher.master.recovery.repairs import PAGE
+from usher.master.recovery.repairs import Recoverer, take_in
 
 log = logging.getLogger(__name__)
 
@@ -89,15 +88,14 @@ def take_over(
     below = before(span.first) if span.first is not None else span.last_generated
     dead = _load_index(stream, board, max(delivered, below, key=rank), made_progress)
     living = set(board.consumers) - dead
-    for name, pending in stream.group_consumers():
-        # A name that no incarnation can have is not ours to end; the idle sweep finds what it holds.
-        incarnation = name.decode(errors="replace")
-        if pending and name not in (MASTER, HALTED) and ":" in incarnation and incarnation not in living:
-            dead.add(incarnation)
-    taken_back = _take_back_all(dead, board, steps, made_progress)
+    held = {name.decode(errors="replace"): pending for name, pending in stream.group_consumers() if pending}
+    # A name that no incarnation can have is not ours to end; the idle sweep finds what it holds.
+    dead |= {name for name in held if ":" in name and name not in living}
+    _recover_all(dead, board, steps, made_progress)
     _learn_tenants(board, steps, made_progress)
     _take_in_parked(board, steps, made_progress)
     highest = stream.highest_pending() or ZERO
+    taken_back = sum(held.get(name, 0) for name in dead - board.consumers.keys())
     return Takeover(board, members, stream.last_delivered(), highest, taken_back)
 
 
@@ -177,43 +175,21 @@ def _load_index(stream: TicketStream, board: Board, read_up_to: bytes, made_prog
     return dead
 
 
-def _take_back_all(dead: set[str], board: Board, steps: LeaderScripts, made_progress: Callable[[], None]) -> int:
-    """Bring all entries of dead incarnations to ``master`` and return their number. The pages are not looked at,
-    because all of ``master`` is read afterwards."""
-    taken_back = 0
+def _recover_all(dead: set[str], board: Board, steps: LeaderScripts, made_progress: Callable[[], None]) -> None:
+    """Bring all entries of dead incarnations to ``master``. One whose lease lives but which is not on the roster
+    (somebody deleted its registration) keeps its tickets, and gets no others. With every new roster the dispatcher
+    checks again, until the lease has ended."""
+    recoverer = Recoverer()
     for incarnation in sorted(dead):
-        while True:
-            page = steps.take_back(incarnation, PAGE)
-            taken_back += page.size
-            made_progress()
-            if page.alive:
-                _keep(incarnation, board)
-                break
-            if not page.size and _is_freed(incarnation, board, steps):
-                break
-    return taken_back
-
-
-def _is_freed(incarnation: str, board: Board, steps: LeaderScripts) -> bool:
-    """Free the tickets of an incarnation whose list was empty. Return False when it got more meanwhile, and its list
-    must be read again."""
-    if incarnation not in board.consumers:
-        return True
-    freed = steps.free_tickets(incarnation, board.unfinished(incarnation))
-    if freed is None:
-        return False
-    # Nobody else acts in our epoch, but a drain that ended just now may have given tickets back: those are read again.
-    for ticket in board.recovered(incarnation, freed.others):
-        board.clear_record(ticket)
-    return True
-
-
-def _keep(incarnation: str, board: Board) -> None:
-    """Keep the tickets of an incarnation whose lease lives but which is not on the roster (somebody deleted its
-    registration); it gets no others. With every new roster the dispatcher checks again, until the lease has ended."""
-    event(log, "unregistered_consumer", level=logging.WARNING, consumer=incarnation)
-    if incarnation in board.consumers:
-        board.keep(incarnation)
+        recoverer.add(incarnation, quietly=True)
+    while recoverer.is_busy:
+        # Nobody else acts in our epoch, but a drain that ended just now may have given tickets back; all under
+        # ``master``, rejected ones included, is read afterwards.
+        for ticket in recoverer.turn(board, steps, []):
+            board.clear_record(ticket)
+        made_progress()
+    for incarnation in sorted(dead & board.consumers.keys()):
+        event(log, "unregistered_consumer", level=logging.WARNING, consumer=incarnation)
 
 
 def _learn_tenants(board: Board, steps: LeaderScripts, made_progress: Callable[[], None]) -> None:
@@ -228,9 +204,7 @@ def _take_in_parked(board: Board, steps: LeaderScripts, made_progress: Callable[
     after: bytes | None = None
     while True:
         page = steps.read_parked(after, _PAGE)
-        usable, rejected = partition_entries(page.found)
-        board.take_in(usable)
-        board.learn(steps.marks.read(page.found))
+        rejected = take_in(board, steps, page.found)
         board.drop([*page.gone, *(one.id for one in rejected)])  # records may name them
         while rejected:
             del rejected[: steps.reject(rejected)]

@@ -161,8 +161,7 @@ FREED_FIRST = mutant(
         """    consumer = board.consumers.get(incarnation)
     if consumer is not None:
         freed = steps.free_tickets(incarnation, board.unfinished(incarnation))
-        board.recovered(incarnation, freed.others)
-        return
+        return board.recovered(incarnation, freed.others)
     page = steps.take_back(incarnation, PAGE)""",
     ),
 )
