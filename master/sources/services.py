@@ -125,11 +125,13 @@ class Discovery(Service):
         if self._asked.is_set() or now_s() >= self._due_s:
             self._asked.clear()  # a request from here on wants another scan
             self._due_s = 0.0  # a scan that fails is made again
-            self._gatherer.doubt()
+            with self._gatherer.changing() as rounds:
+                rounds.doubt()
             fresh = self.look(self._link, self)
             self._recall()
             if not self.stopping:
-                self._gatherer.forget_doubted()
+                with self._gatherer.changing() as rounds:
+                    rounds.forget_doubted()
             self._due_s = now_s() + self._every_s
             if fresh:
                 event(log, "sources_discovered", count=fresh)
@@ -144,7 +146,8 @@ class Discovery(Service):
             while cursor != b"0" and not asker.stopping:
                 words = ("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "stream")
                 cursor, keys = link.call(*words)
-                fresh += self._gatherer.found(key for key in keys if self._sources.takes(key))
+                with self._gatherer.changing() as rounds:
+                    fresh += rounds.found(key for key in keys if self._sources.takes(key))
                 asker.made_progress()
         return fresh
 
@@ -154,7 +157,8 @@ class Discovery(Service):
         cursor = b"0"
         while not self.stopping:
             cursor, flat = self._link.call("HSCAN", self._gathered, cursor, "COUNT", _SCAN_COUNT)
-            self._gatherer.found(key for key in flat[::2] if key and self._sources.takes(key))  # "" is gather.lua's own
+            with self._gatherer.changing() as rounds:
+                rounds.found(key for key in flat[::2] if key and self._sources.takes(key))  # "" is gather.lua's own
             self.made_progress()
             if cursor == b"0":
                 break
@@ -208,11 +212,11 @@ class SourceServices:
 
     def says(self) -> str:
         """Return this master's report in the shares, one JSON object; common/doctor/source_status.py reads it."""
-        known, troubles = self._gatherer.seen()
-        found = {source: (told.outcome.value.lower(), told.words) for source, told in troubles}
+        rounds = self._gatherer.rounds
+        found = {source: (told.outcome.value.lower(), told.words) for source, told in list(rounds.troubles.items())}
         for trimmer in self._trimmers:
             found = {source: ("not_trimmed", why) for source, why in trimmer.troubles()} | found
         shown = [(source.decode(errors="replace"), *told) for source, told in islice(found.items(), _SHOWN)]
-        told = {"url": self.url, "setting": self._setting, "moved": self._gatherer.moved, "sources": known}
+        told = {"url": self.url, "setting": self._setting, "moved": self._gatherer.moved, "sources": rounds.known}
         told |= {"mode": "polling" if self._watch.why else "change-driven", "troubles": shown}
         return orjson.dumps(told).decode()

@@ -15,7 +15,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from usher.common.base.errors import GroupMissing
 from usher.common.base.log import event
@@ -23,7 +22,7 @@ from usher.common.doctor.collector import look_at_memory
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.operations.trimming import AT_ONCE, cut_call, look_at
+from usher.master.operations.trimming import AT_ONCE, cut_each, look_at
 from usher.master.policy.trim import Cut, Refused, Retention, decide_gathered
 from usher.master.sources.gatherer import Gatherer
 
@@ -61,10 +60,10 @@ class SourceTrimmer(Service):
     def troubles(self) -> list[tuple[bytes, str]]:
         """Return the sources of our shards of which nothing is cut until somebody has looked, and why. Any thread may
         ask."""
-        return [(source, why) for source, why in list(self._troubles.items()) if self._gatherer.holds(source)]
+        return [(source, why) for source, why in list(self._troubles.items()) if self._gatherer.rounds.holds(source)]
 
     def run_once(self) -> float:
-        mine = self._gatherer.mine()
+        mine = self._gatherer.rounds.mine
         if not mine:
             return self._every_s
         self._rest = self._rest or mine
@@ -73,7 +72,7 @@ class SourceTrimmer(Service):
         left = len(self._rest) - math.ceil(len(mine) * min(1.0, self._every_s / round_s))
         while self._rest and len(self._rest) > left and not self.stopping:
             page = self._rest[: min(_PAGE, len(self._rest) - left)]
-            self._cut(self._floors([source for source in page if self._gatherer.holds(source)]))
+            self._cut(self._floors([source for source in page if self._gatherer.rounds.holds(source)]))
             del self._rest[: len(page)]  # a page that fails is looked at again
             self.made_progress()
         self._troubles = dict(self.troubles())
@@ -109,38 +108,20 @@ class SourceTrimmer(Service):
     def _cut(self, floors: dict[bytes, bytes]) -> None:
         """Cut these sources below their floors. The calls of one flight together cut about as much as one of
         ``Trimming.cut``: Redis does all of them before it does anything else."""
-        most = dict.fromkeys(floors, max(_LEAST_AT_ONCE, AT_ONCE // max(1, len(floors))))
-        while most and not self.stopping:
-            calls = [
-                cut_call(source.decode(), floors[source], at_once, self._archived_only, self._group)
-                for source, at_once in most.items()
-            ]
-            counts = dict(zip(most, map(self._count, most, self._scripts.try_on_each("trim", calls)), strict=True))
-            nothing = [source for source, count in counts.items() if count == 0]
-            lengths = dict(zip(nothing, self._link.all_of([("XLEN", source) for source in nothing]), strict=True))
+        names = {source.decode(): floor for source, floor in floors.items()}
+        at_once = max(_LEAST_AT_ONCE, AT_ONCE // max(1, len(floors)))
+        for page in cut_each(self._scripts, names, at_once, self._archived_only, self._group):
+            for source, cut in zip(map(str.encode, page), page.values(), strict=True):
+                if isinstance(cut, CommandRefused):
+                    if "no such key" not in str(cut):
+                        self._tell(source, str(cut))
+                    continue
+                self._troubles.pop(source, None)
+                if isinstance(cut, int) and cut:  # else a reader needs it by now, or it is another stream
+                    self._went[source] += cut
             self.made_progress()
-            # A node of a longer stream may hold more than one call cuts (stream-node-max-entries): it goes as a whole
-            # or not at all.
-            most = {
-                source: at_once if counts[source] else 10 * at_once
-                for source, at_once in most.items()
-                if counts[source] is not None and (counts[source] or lengths[source] > at_once)
-            }
-
-    def _count(self, source: bytes, reply: Any) -> int | None:
-        if isinstance(reply, CommandRefused):
-            if "no such key" not in str(reply):
-                self._tell(source, str(reply))
-            return None
-        if isinstance(reply, Exception):
-            raise reply
-        self._troubles.pop(source, None)
-        verdict, told = reply
-        if verdict != b"CUT":  # a reader has begun to need it, or it is another stream by now
-            return None
-        if told:
-            self._went[source] += told
-        return int(told)
+            if self.stopping:
+                return
 
     def _tell(self, source: bytes, why: str) -> None:
         if self._troubles.get(source) == why or (

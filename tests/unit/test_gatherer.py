@@ -42,15 +42,15 @@ def test_new_names_are_looked_for_before_the_first_turn_after_a_gap(
 ) -> None:
     did: list[str] = []
     monkeypatch.setattr(gatherer, "look_for_new", lambda _link, _asker: did.append("look"))
-    monkeypatch.setattr(gatherer._rounds, "take", lambda: did.append("turn"))
+    monkeypatch.setattr(gatherer.rounds, "take", lambda: did.append("turn"))
     gatherer.run_once()
     gatherer.run_once()
     gatherer.look_at_all()
     gatherer.run_once()
-    monkeypatch.setattr(gatherer._rounds, "take", lambda: Turn((b"a",), 1))
+    monkeypatch.setattr(gatherer.rounds, "take", lambda: Turn((b"a",), 1))
     with pytest.raises(RedisTrouble):
         gatherer.run_once()  # nobody answers its link
-    monkeypatch.setattr(gatherer._rounds, "take", lambda: did.append("turn"))
+    monkeypatch.setattr(gatherer.rounds, "take", lambda: did.append("turn"))
     gatherer.run_once()
     assert did == ["look", "turn", "turn", "look", "turn", "look", "turn"]
 
