@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from usher.common.base.clock import now_s
@@ -19,7 +20,6 @@ from usher.common.redis.acl import scripts_for_others
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.assembly.context import MasterContext
 from usher.master.charts.keeper import ChartKeeper
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import ChangeWatch
@@ -29,11 +29,13 @@ from usher.master.leader.entries import Rejected
 from usher.master.leader.limits import limits_of
 from usher.master.membership.consumer_http import ConsumerHttpClient
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
+from usher.master.membership.health_url import HealthHosts, parse_hosts, redis_ports
 from usher.master.membership.registry import ConsumerRegistry
 from usher.master.operations.delayed_sender import DelayedMessages
 from usher.master.operations.trimming import Trimmer, retention_of, turn_s
 from usher.master.policy.board.plans import HandOverPlan
 from usher.master.recovery.repairs import Janitor
+from usher.master.settings import MasterSettings
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -48,6 +50,29 @@ HEALTH_FAILURES = 3
 
 #: As many links as OpenTelemetry keeps per span by default.
 _MOST_LINKS = 128
+
+
+@dataclass(frozen=True)
+class MasterContext:
+    """Settings, Redis, and the keys of the stream that is worked on, of which each part of a master gets the few values
+    that it needs. Raises SettingsError."""
+
+    settings: MasterSettings
+    redis_url: str
+    keys: Keys = field(init=False)
+    #: The hosts where consumers may be asked.
+    hosts: HealthHosts = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", Keys(self.settings.work_stream, self.settings.group))
+        object.__setattr__(self, "hosts", parse_hosts(self.settings.health_hosts, redis_ports(self.redis_url)))
+
+    @property
+    def lease_ms(self) -> int:
+        return int(self.settings.lease_seconds * 1000)
+
+    def link(self, role: str, timeout_s: float = 5.0) -> Link:
+        return Link(self.redis_url, f"master:{role}", timeout_s)
 
 
 class HandOverSpans:

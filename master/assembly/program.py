@@ -13,8 +13,7 @@ from usher.common.base.log import event
 from usher.common.http.serve import Liveness, url_of
 from usher.common.observability.metrics import Metrics
 from usher.common.runtime.service import Health, Service, stalled
-from usher.master.assembly.context import MasterContext
-from usher.master.assembly.leader_services import LeaderServices
+from usher.master.assembly.leader_services import LeaderServices, MasterContext
 from usher.master.settings import MasterSettings
 
 if TYPE_CHECKING:

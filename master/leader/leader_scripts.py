@@ -7,6 +7,7 @@ Every method raises Fenced when the leader key no longer holds our epoch, and wh
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,12 +17,14 @@ from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, RedisTrouble, ReplyUnknown
+from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range, gap_of, loss_command
 from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
 from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.replies import group_of, pack_entry, pack_part, pack_parts, read_command, redis_ms
+from usher.common.redis.replies import group_of, pack_entry, pack_part, pack_parts, read_command, redis_ms, span_of
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.common.runtime.service import Service
@@ -37,8 +40,9 @@ from usher.master.leader.entries import (
     PeekedEntry,
     Rejected,
 )
-from usher.master.leader.losses import LossBook
 from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, HandOverReply, is_given_back_head
+
+log = logging.getLogger(__name__)
 
 #: Messages per batch whose waiting time is measured, so that a batch of a thousand costs no more than one of ten.
 _SAMPLED = 16
@@ -50,6 +54,57 @@ _MANY = 64
 #: So often a turn is tried again that others have stopped by changes which do not concern it.
 _TRIES = 5
 _NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
+
+
+class LossBook:
+    """Writer of the losses of one ticket stream. What it is told must have happened: it asks nobody."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    def declare(self, loss: DeclaredLoss) -> None:
+        """Write a loss down, before what follows from it where that is ours to do: twice does no harm. Full memory
+        refuses it: then only the log has it."""
+        [reply] = self._link.pipeline([loss_command(self._keys, loss)])
+        if isinstance(reply, Exception):
+            event(log, "loss_not_recorded", level=logging.WARNING, loss=loss.describe(), why=str(reply))
+
+    def cut(self, count: int, position: bytes | None = None, source: str = "") -> None:
+        """Tell of ``count`` entries that were cut before they were read, if there are any; ``position``: behind it.
+        ``source``: they were cut there, from a stream that is gathered."""
+        if count:
+            behind: dict[str, Any] = {} if position is None else {"behind": position}
+            event(
+                log,
+                "unread_entries_cut",
+                level=logging.ERROR,
+                stream=source or self._keys.stream,
+                count=count,
+                **behind,
+                why="trimmed or deleted before they were read: MAXLEN or MINID of an XADD, XTRIM or XDEL by hand",
+            )
+            self.declare(DeclaredLoss("unread_cut", lost=self._gap(position, source), messages=count, stream=source))
+
+    def _gap(self, position: bytes | None, source: str) -> IdRange | None:
+        """Return the ids between that position and the first entry; None when Redis does not say now: the count is
+        what matters."""
+        with contextlib.suppress(NotNow):
+            return None if position is None else gap_of(position, span_of(self._link, source or self._keys.stream))
+        return None
+
+    def set_back(self, repeats: IdRange | None, lost: IdRange | None) -> None:
+        """Tell of what a group was given that knows nothing of that any more."""
+        event(
+            log,
+            "group_set_back",
+            level=logging.ERROR,
+            stream=self._keys.stream,
+            may_repeat=format_id_range(repeats),
+            lost=format_id_range(lost),
+            why="Redis lost its last moments (power loss, failover), or somebody set the group back",
+        )
+        self.declare(DeclaredLoss("set_back", repeats, lost))
 
 
 class LeaderCounters:

@@ -22,7 +22,7 @@ from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.leader.losses import LossBook
+from usher.master.leader.leader_scripts import LossBook
 from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,9 @@ from usher.common.redis.client import Arg, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.trimming import cut_call
 from usher.master.policy.trim import Retention
-from usher.master.sources import trimmer as trimmer_module
+from usher.master.sources import services as trimmer_module
 from usher.master.sources.gatherer import Gatherer
-from usher.master.sources.trimmer import SourceTrimmer
+from usher.master.sources.services import SourceTrimmer
 
 #: Entries of a node of a stream: whole nodes are cut.
 NODE = 10
