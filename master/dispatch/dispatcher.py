@@ -42,7 +42,7 @@ from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, HandOverReply, Parked
 from usher.master.policy.rules import Target
 from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, read_again
-from usher.master.recovery.takeover import take_over
+from usher.master.recovery.takeover import Takeover
 
 log = logging.getLogger(__name__)
 
@@ -230,12 +230,13 @@ class Dispatcher(Service):
     def _begin(self, epoch: int) -> None:
         self.made_progress()  # a standby's turns are rare
         self._drop_memory()
-        limits, started, memory = self._limits, now_s(), self._position_saver.memory
+        limits, started = self._limits, now_s()
         field, longest = limits.ticket_field, limits.longest_message
         steps = LeaderScripts(self._scripts, self._keys, epoch, field, longest, self.counts, self._marks)
         steps.check()
         self._connection = self._link.connections
-        found = take_over(self._link, self._keys, self._stream, steps, self._new_board(), memory, self.made_progress)
+        found = Takeover(self._link, self._keys, self._stream, steps, self._new_board(), self.made_progress)
+        found.run(self._position_saver.memory)
         self.board, self._members = found.board, found.members
         self._cursor.begin(found.last_delivered, found.highest_pending)
         steps.highest = max(steps.highest, rank(found.highest_pending))

@@ -147,7 +147,9 @@ BY_IDLE_TIME = mutant(
         return {'OK', found[1], strays, {}}""",
     ),
 )
-READS_FIRST = mutant("> before recovery", Replace("usher.master.recovery.takeover:_take_in_parked", lambda *_: None))
+READS_FIRST = mutant(
+    "> before recovery", Replace("usher.master.recovery.takeover:Takeover._take_in_parked", lambda *_: None)
+)
 FREED_FIRST = mutant(
     "tickets of the dead are freed before they are taken back",
     LuaEdit(
@@ -346,7 +348,7 @@ BUGS = (
         mutant(
             "group made again at $",
             CodeEdit(
-                "usher.master.recovery.takeover:_ensure_group",
+                "usher.master.recovery.takeover:Takeover._ensure_group",
                 "stream.create_group(again.start)",
                 'stream.create_group(b"$")',
             ),
