@@ -22,13 +22,10 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
 from usher.master.policy.trim import (
-    CheckpointNeeds,
     Cut,
-    GroupNeeds,
     Refused,
     Retention,
     RetentionFacts,
-    SavedPosition,
     decide,
 )
 from usher.master.settings import MasterSettings
@@ -174,12 +171,12 @@ def _facts(
         return oldest
     span, _, noted, kept, archived = look
     groups = [
-        GroupNeeds(_decode_reader_name(facts[b"name"]), facts[b"last-delivered-id"], first[0][0] if first else None)
+        (_decode_reader_name(facts[b"name"]), facts[b"last-delivered-id"], first[0][0] if first else None)
         for facts, first in zip(found, oldest, strict=True)
     ]
-    checkpoints = [_checkpoint(_decode_reader_name(name), value) for name, value in sorted(pairs(noted).items())]
+    checkpoints = [(_decode_reader_name(name), *_checkpoint(value)) for name, value in sorted(pairs(noted).items())]
     saved = [
-        SavedPosition(_decode_reader_name(name), value if _ID.fullmatch(value) else ZERO)
+        (_decode_reader_name(name), value if _ID.fullmatch(value) else ZERO)
         for name, value in sorted(pairs(kept).items())
     ]
     return RetentionFacts(None if span is None else parse_span(pairs(span)), groups, checkpoints, archived, saved)
@@ -289,12 +286,12 @@ def _decode_reader_name(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def _checkpoint(name: str, value: bytes) -> CheckpointNeeds:
+def _checkpoint(value: bytes) -> tuple[bytes | None, int]:
     words = value.split(b" ")
     try:
         int(words[0])
         milliseconds, _, sequence = words[1].partition(b"-")
         int(milliseconds), int(sequence)
-        return CheckpointNeeds(name, words[1], int(words[2]))
+        return words[1], int(words[2])
     except (IndexError, ValueError):
-        return CheckpointNeeds(name, None, 0)
+        return None, 0

@@ -100,18 +100,18 @@ class Takeover:
             with contextlib.suppress(GroupMissing):
                 steps.begin()  # no turn of another leader reads from the group that is made now
             saved, taken = stream.saved_position(), self._link.call("GET", keys.taken)
-            known = None if taken is None else taken.partition(b" ")[0]
-            span = stream.span()
-            again = restart(reached(saved, memory), span, saved is not None, known)
-        if not again.first_time:
-            self._end_all()
-            steps.losses.declare(DeclaredLoss("group_lost", again.repeat, again.lost))
-        stream.create_group(again.start)
-        if again.first_time:
+            position, span = reached(saved, memory), stream.span()
+        if position is None:  # there never was one
+            stream.create_group(ZERO)
             event(log, "group_created", stream=keys.stream, group=keys.group)
             return False
-        facts: dict[str, Any] = {"stream": keys.stream, "group": keys.group, "restarted_at": again.start}
-        facts |= {"may_repeat": format_id_range(again.repeat), "lost": format_id_range(again.lost)}
+        known = None if taken is None else taken.partition(b" ")[0]
+        start, repeat, lost = restart(position, span, saved is not None, known)
+        self._end_all()
+        steps.losses.declare(DeclaredLoss("group_lost", repeat, lost))
+        stream.create_group(start)
+        facts: dict[str, Any] = {"stream": keys.stream, "group": keys.group, "restarted_at": start}
+        facts |= {"may_repeat": format_id_range(repeat), "lost": format_id_range(lost)}
         facts |= {} if span else {"unread": "unread messages are gone with the stream"}
         event(log, "group_lost", level=logging.ERROR, **facts)
         return False

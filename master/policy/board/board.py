@@ -33,7 +33,7 @@ from usher.master.policy.board.plans import (
     TargetPlan,
     TicketPlan,
 )
-from usher.master.policy.board.recall import Asked, Recall, Recalls
+from usher.master.policy.board.recall import Asked, Recalls
 from usher.master.policy.board.tickets import (
     OPEN,
     BoardTicket,
@@ -177,9 +177,9 @@ class Board:
             self._queue.add(ticket)
         return consumer.incarnation, part
 
-    def recalls(self, now_s: float) -> list[Recall]:
-        """Return the tickets to ask back now, for consumers that have nothing to do. They count as asked from now
-        on."""
+    def recalls(self, now_s: float) -> list[tuple[str, list[bytes]]]:
+        """Return the tickets to ask back now, by incarnation, for consumers that have nothing to do. They count as
+        asked from now on."""
         released = self.asked_back.release(now_s) if self.asked_back.asked else []
         again_s = now_s if released else math.inf  # at once: the plans of this turn have been made
         self._queue.retry(released)

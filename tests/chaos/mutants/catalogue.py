@@ -349,7 +349,7 @@ BUGS = (
             "group made again at $",
             CodeEdit(
                 "usher.master.recovery.takeover:Takeover._ensure_group",
-                "stream.create_group(again.start)",
+                "stream.create_group(start)",
                 'stream.create_group(b"$")',
             ),
         ),
