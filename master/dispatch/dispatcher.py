@@ -41,8 +41,7 @@ from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, HandOverReply, Parked
 from usher.master.policy.rules import Target
-from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, read_again
-from usher.master.recovery.takeover import Takeover
+from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, Takeover, read_again
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from usher.common.redis.replies import redis_ms
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import Memory
-from usher.master.recovery.takeover import Takeover
+from usher.master.recovery.repairs import Takeover
 
 HOUR_MS = 3_600_000
 

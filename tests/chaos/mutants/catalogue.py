@@ -148,7 +148,7 @@ BY_IDLE_TIME = mutant(
     ),
 )
 READS_FIRST = mutant(
-    "> before recovery", Replace("usher.master.recovery.takeover:Takeover._take_in_parked", lambda *_: None)
+    "> before recovery", Replace("usher.master.recovery.repairs:Takeover._take_in_parked", lambda *_: None)
 )
 FREED_FIRST = mutant(
     "tickets of the dead are freed before they are taken back",
@@ -348,7 +348,7 @@ BUGS = (
         mutant(
             "group made again at $",
             CodeEdit(
-                "usher.master.recovery.takeover:Takeover._ensure_group",
+                "usher.master.recovery.repairs:Takeover._ensure_group",
                 "stream.create_group(start)",
                 'stream.create_group(b"$")',
             ),
