@@ -25,7 +25,7 @@ from usher.common.observability.metrics import Metrics
 from usher.common.redis.client import SharedLink
 from usher.common.runtime.service import Health, Service
 from usher.common.runtime.settings import is_loopback
-from usher.master.assembly.leader_services import LeaderServices, MasterContext
+from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, ReplyUnknown
@@ -119,11 +119,11 @@ class Gatherer(Service):
                 self.rounds.again(turn)
             raise
         with self._lock:
-            news = self._news(turn, told)
+            troubles = dict(self.rounds.troubles)
             unsaid = self.rounds.answered(turn, told)
             if unsaid:
                 self.on_unsaid(unsaid)  # here, so that after look_at_all() nothing older is reported
-        self._say(news)
+        self._say(dict(zip(turn.sources, told, strict=True)), troubles)
         self.moved += sum(one.moved for one in told)
         return self._next_pause_s(is_full, given)
 
@@ -170,29 +170,15 @@ class Gatherer(Service):
 
     # ---- what people are told ----------------------------------------------------------------------------------------
 
-    def _news(self, turn: Turn, told: list[TurnResult]) -> list[tuple[bytes, TurnResult]]:
-        known = self.rounds.troubles
-        return [
-            (source, one)
-            for source, one in zip(turn.sources, told, strict=True)
-            if (known.get(source) != one if self.rounds.is_trouble(source, one) else one.words)
-        ]
-
-    def _say(self, news: list[tuple[bytes, TurnResult]]) -> None:
-        for source, one in news:
-            name = source.decode(errors="replace")
-            if self.rounds.is_trouble(source, one):
-                event(
-                    log,
-                    "source_failed",
-                    level=logging.WARNING,
-                    source=name,
-                    outcome=one.outcome.value.lower(),
-                    words=one.words,
-                )
-                continue
-            for words in one.words.split(", "):
-                self._say_what(name, words)
+    def _say(self, told: Mapping[bytes, TurnResult], known: Mapping[bytes, TurnResult]) -> None:
+        """Tell of what is new. ``known``: the troubles that were told before."""
+        for source, one in told.items():
+            name, outcome = source.decode(errors="replace"), one.outcome.value.lower()
+            if not self.rounds.is_trouble(source, one):
+                for words in filter(None, one.words.split(", ")):
+                    self._say_what(name, words)
+            elif known.get(source) != one:
+                event(log, "source_failed", level=logging.WARNING, source=name, outcome=outcome, words=one.words)
 
     def _say_what(self, source: str, words: str) -> None:
         if words.startswith(_MADE):

@@ -13,7 +13,7 @@ from usher.common.base.errors import NotNow
 from usher.common.doctor.collector import collect
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.registration import Registration
-from usher.master.assembly.leader_services import LeaderServices, MasterContext
+from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.dispatch.events import ChangedElsewhere, ChangeWatch
 from usher.master.leader.elector import Lead
 from usher.master.membership import registry as roster

@@ -135,8 +135,7 @@ def test_what_was_found_before_a_new_connection_does_not_count_as_lost_after_it(
 def test_entries_that_may_have_been_lost_while_a_group_was_gone_are_told(
     gatherer: Gatherer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gatherer._say(
-        [(b"a", TurnResult(TurnOutcome.OVER, 5, "made 3-1 6-1")), (b"b", TurnResult(TurnOutcome.OVER, 5, "made 3-1"))]
-    )
+    told = {b"a": "made 3-1 6-1", b"b": "made 3-1"}
+    gatherer._say({source: TurnResult(TurnOutcome.OVER, 5, words) for source, words in told.items()}, {})
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [record.getMessage() for record in warnings] == ["source_entries_lost"]
