@@ -73,25 +73,17 @@ class LossBook:
     def cut(self, count: int, position: bytes | None = None, source: str = "") -> None:
         """Tell of ``count`` entries that were cut before they were read, if there are any; ``position``: behind it.
         ``source``: they were cut there, from a stream that is gathered."""
-        if count:
-            behind: dict[str, Any] = {} if position is None else {"behind": position}
-            event(
-                log,
-                "unread_entries_cut",
-                level=logging.ERROR,
-                stream=source or self._keys.stream,
-                count=count,
-                **behind,
-                why="trimmed or deleted before they were read: MAXLEN or MINID of an XADD, XTRIM or XDEL by hand",
-            )
-            self.declare(DeclaredLoss("unread_cut", lost=self._gap(position, source), messages=count, stream=source))
-
-    def _gap(self, position: bytes | None, source: str) -> IdRange | None:
-        """Return the ids between that position and the first entry; None when Redis does not say now: the count is
-        what matters."""
-        with contextlib.suppress(NotNow):
-            return None if position is None else gap_of(position, span_of(self._link, source or self._keys.stream))
-        return None
+        if not count:
+            return
+        stream, gap = source or self._keys.stream, None
+        facts: dict[str, Any] = {"stream": stream, "count": count}
+        if position is not None:
+            facts["behind"] = position
+            with contextlib.suppress(NotNow):  # the count is what matters
+                gap = gap_of(position, span_of(self._link, stream))
+        why = "trimmed or deleted before they were read: MAXLEN or MINID of an XADD, XTRIM or XDEL by hand"
+        event(log, "unread_entries_cut", level=logging.ERROR, **facts, why=why)
+        self.declare(DeclaredLoss("unread_cut", lost=gap, messages=count, stream=source))
 
     def set_back(self, repeats: IdRange | None, lost: IdRange | None) -> None:
         """Tell of what a group was given that knows nothing of that any more."""
@@ -120,6 +112,7 @@ class LeaderCounters:
         self.came_back = 0
         self.calls = DurationHistogram()
         self.waits = DurationHistogram(LONG_US)
+        #: From when the loss of a consumer was noticed to when its entries were back.
         self.recoveries = DurationHistogram(LONG_US)
         #: Called with the plan that was handed over and the time at which the call began (nanoseconds since the epoch):
         #: for tracing, if it is on.
@@ -135,10 +128,6 @@ class LeaderCounters:
         self.waits.add([now_ns // 1000 - 1000 * int(part.ids[0].partition(b"-")[0]) for part in parts[::step]])
         if self.on_handed_over is not None:
             self.on_handed_over(plan, began_ns)
-
-    def recovered(self, seconds: float) -> None:
-        """Count a lost consumer whose entries are back, this many seconds after its loss was noticed."""
-        self.recoveries.add([int(seconds * 1_000_000)])
 
 
 class Noted(NamedTuple):
@@ -165,33 +154,26 @@ class KeptBodies:
     """Packed bodies of what was read and waits for a moment, to go with its first hand-over; after a few seconds, or
     some MiB, owners read them themselves. (What a producer deletes in these seconds may run all the same.)"""
 
-    _SECONDS, _BYTES = 2.0, 16 << 20
+    _SECONDS, _BYTES = 4.0, 32 << 20
 
     def __init__(self) -> None:
-        self._newer: dict[bytes, bytes] = {}
-        self._older: dict[bytes, bytes] = {}
+        self.bodies: dict[bytes, bytes] = {}
         self._size, self._until_s = 0, 0.0
 
     def age(self, now_s: float) -> None:
-        """Let go of what has waited for ``_SECONDS``, or up to twice as long."""
+        """Let go of all, every few seconds or MiB."""
         if now_s >= self._until_s or self._size >= self._BYTES:
-            self._older = self._newer if now_s < self._until_s + self._SECONDS else {}
-            self._newer, self._size, self._until_s = {}, 0, now_s + self._SECONDS
+            self.bodies, self._size, self._until_s = {}, 0, now_s + self._SECONDS
 
     def add(self, bodies: Mapping[bytes, bytes], ids: Iterable[bytes]) -> None:
         for one in ids:
             if body := bodies.get(one):
-                self._newer[one] = body
+                self.bodies[one] = body
                 self._size += len(body)
 
-    def get(self, one: bytes) -> bytes | None:
-        return self._newer.get(one) or self._older.get(one)
-
     def drop(self, ids: Iterable[bytes]) -> None:
-        if self._newer or self._older:
-            for one in ids:
-                self._newer.pop(one, None)
-                self._older.pop(one, None)
+        for one in ids if self.bodies else ():
+            self.bodies.pop(one, None)
 
 
 class ParkedPage(NamedTuple):
@@ -430,7 +412,7 @@ class LeaderScripts:
         ticket its name, its fence if it keeps one, and its entries. A body comes along only with what, as far as this
         leader knows, nobody was given before: who has it already must look whether it is pending still."""
         keys, commands = self._keys, list[tuple[Arg, ...]]()
-        read, kept = (new.bodies.get, self._kept.get) if has_bodies else (_NOTHING.get, _NOTHING.get)
+        read, kept = (new.bodies.get, self._kept.bodies.get) if has_bodies else (_NOTHING.get, _NOTHING.get)
         records: dict[bytes, bytes] = {}
         planned: set[bytes] = set()
         each, has_new_owners = [], False

@@ -112,7 +112,7 @@ class Recoverer:
         if not recovery.is_quiet:
             seconds = now_s() - recovery.began_s
             event(log, "consumer_recovered", consumer=incarnation, entries=recovery.entries, seconds=seconds)
-            self._counts.recovered(seconds)
+            self._counts.recoveries.add([int(seconds * 1_000_000)])
         del self._queue[incarnation]
         return board.recovered(incarnation, freed.others)
 
