@@ -194,14 +194,6 @@ class TakenPage(NamedTuple):
     gone: list[bytes]
 
 
-class Freed(NamedTuple):
-    """The end of a recovery: tickets that other consumers own, and (id, ticket) of entries that were under ``master``
-    unseen."""
-
-    others: list[bytes]
-    parked: list[tuple[bytes, bytes]]
-
-
 class PositionLook(NamedTuple):
     """The group's position as it was saved; how many entries were cut unread since the last look; and how many are
     pending for each name of the group."""
@@ -569,24 +561,27 @@ class LeaderScripts:
         _, size, found, gone = reply
         return TakenPage(False, size, _found(found), gone)
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed | None:
-        """Free the records of a dead incarnation's tickets, each with what memory has of it as unfinished. Return None
-        when it still has entries."""
+    def free_tickets(
+        self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]
+    ) -> tuple[list[bytes], list[tuple[bytes, bytes]]] | None:
+        """Free the records of a dead incarnation's tickets, each with what memory has of it as unfinished. Return the
+        tickets that other consumers own, and (id, ticket) of entries that were under ``master`` unseen; None when it
+        still has entries."""
         keys = self._keys
         script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead, keys.letters)
-        freed, left = Freed([], []), [part for ticket, ids in tickets for part in (ticket, b" ".join(ids))]
+        others, parked = list[bytes](), list[tuple[bytes, bytes]]()
+        left = [part for ticket, ids in tickets for part in (ticket, b" ".join(ids))]
         while True:
             state, *reply = self._run("free_tickets", script_keys, (incarnation, *left))
             if state != b"OK":
                 if len(left) < 2 * len(tickets):
                     raise ReplyUnknown(f"{incarnation} was handed something by another client: {state.decode()}")
                 return None
-            others, parked, looked_at = reply
-            freed.others.extend(others)
-            freed.parked.extend((found.id, found.ticket or b"") for found in _found(parked))
-            del left[: 2 * looked_at]
+            others += reply[0]
+            parked += [(found.id, found.ticket or b"") for found in _found(reply[1])]
+            del left[: 2 * reply[2]]
             if not left:
-                return freed
+                return others, parked
 
     def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int, highest: bytes = b"") -> Swept:
         """Take one step of the idle sweep; entries owned by ``known`` incarnations with a living lease are left

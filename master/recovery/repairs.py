@@ -108,13 +108,14 @@ class Recoverer:
         recovery.entries += page.size
         if page.size or (freed := steps.free_tickets(incarnation, board.unfinished(incarnation))) is None:
             return ()  # None: it was handed something after all; the next turn takes it back
-        board.take_in(freed.parked)
+        others, parked = freed
+        board.take_in(parked)
         if not recovery.is_quiet:
             seconds = now_s() - recovery.began_s
             event(log, "consumer_recovered", consumer=incarnation, entries=recovery.entries, seconds=seconds)
             self._counts.recoveries.add([int(seconds * 1_000_000)])
         del self._queue[incarnation]
-        return board.recovered(incarnation, freed.others)
+        return board.recovered(incarnation, others)
 
 
 class IdleSweep:
@@ -148,10 +149,8 @@ class IdleSweep:
         swept = steps.sweep(known, self._min_idle_ms, self._cursor, _SWEPT, highest)
         self._cursor = swept.cursor
         if swept.strays:
-            former = sorted({owner.decode(errors="replace") for _, owner in swept.strays})
-            event(
-                log, "orphaned_entries_found", level=logging.WARNING, count=len(swept.strays), former=",".join(former)
-            )
+            former = ",".join(sorted({owner.decode(errors="replace") for _, owner in swept.strays}))
+            event(log, "orphaned_entries_found", level=logging.WARNING, count=len(swept.strays), former=former)
         rejected += take_in(board, steps, [found for found, _ in swept.strays], swept.gone)
         if swept.gone:
             event(log, "pending_entries_deleted", level=logging.WARNING, count=len(swept.gone), first=swept.gone[0])

@@ -135,7 +135,7 @@ def test_a_halted_ticket_is_nobodys(world: World) -> None:
     assert leader.take_back(a.incarnation, 10).size == 0
     freed = leader.free_tickets(a.incarnation, [(T, [])])
     assert freed is not None
-    assert freed.others == [T]
+    assert freed[0] == [T]
     assert leader.reap(a.incarnation, "a", a.registration.dump())
     assert (world.pending(), world.state().index[T]) == ({b"halted": ids[:1], b"master": ids[1:]}, before)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World
 from usher.common.base.errors import Fenced
 from usher.master.leader.entries import PeekedEntry
-from usher.master.leader.leader_scripts import Freed, LeaderScripts, TakenPage
+from usher.master.leader.leader_scripts import LeaderScripts, TakenPage
 
 
 def _take_all(leader: LeaderScripts, owner: Owner, count: int) -> list[PeekedEntry]:
@@ -149,7 +149,7 @@ def test_an_entry_whose_body_is_gone_is_a_dead_letter_and_its_id_leaves_the_inde
     assert world.pending() == {b"master": [second]}
     assert world.state().letters() == [(entry_id, b"", b"body_gone") for entry_id in (first, third, *alone)]
     assert {letter[b"usher-owner"] for letter in world.dead()} == {a.name}
-    assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == Freed([], [(second, b"T")])
+    assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == ([], [(second, b"T")])
     assert world.link.call("HLEN", world.keys.tickets) == 0
 
 
