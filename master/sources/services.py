@@ -217,7 +217,8 @@ class SourceTrimmer(Service):
         if not mine:
             return self._every_s
         self._rest = self._rest or mine
-        self._look_at_memory()
+        self._now_ms, memory = look_at_memory(self._link)
+        self._gives_way = self._retention.gives_way(memory)
         round_s = _ROUND_S if self._gives_way else max(_ROUND_S, self._retention.keep_s / _ROUNDS)
         left = len(self._rest) - math.ceil(len(mine) * min(1.0, self._every_s / round_s))
         while self._rest and len(self._rest) > left and not self.stopping:
@@ -231,10 +232,6 @@ class SourceTrimmer(Service):
             event(log, "sources_trimmed", count=count, entries=entries, gives_way=self._gives_way)
             self._went.clear()
         return self._every_s
-
-    def _look_at_memory(self) -> None:
-        self._now_ms, memory = look_at_memory(self._link)
-        self._gives_way = self._retention.gives_way(memory)
 
     def _floors(self, sources: Sequence[bytes]) -> dict[bytes, bytes]:
         floors: dict[bytes, bytes] = {}
