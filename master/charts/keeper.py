@@ -47,9 +47,6 @@ class ChartKeeper(LeaderService):
         self._fleet, self._by_stream, self._tenants = fleet, by_stream, tenants
         self._given: dict[str, int] = {}
 
-    def stand_by(self) -> float:
-        return MINUTE_MS / 1000
-
     def work(self, steps: LeaderScripts) -> float:
         now_ms, level = self._level()
         steps.note_chart(charts.place_of(now_ms), charts.encode(self._point(now_ms, level)))

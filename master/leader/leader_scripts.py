@@ -677,7 +677,10 @@ class LeaderScripts:
 
 
 class LeaderService(Service):
-    """Service that works while this master leads, each turn under the epoch with which it began."""
+    """Service that works while this master leads, each turn under the epoch with which it began. ``standby_s``: while
+    it does not, it looks so often whether it does."""
+
+    standby_s = 60.0
 
     def __init__(self, link: Link, keys: Keys, lead: Lead, ticket_field: str = "") -> None:
         super().__init__()
@@ -699,4 +702,4 @@ class LeaderService(Service):
 
     def stand_by(self) -> float:
         """Let another master lead. Returns the seconds after which to look again who does."""
-        raise TypeError(f"{type(self).__name__} must define stand_by")
+        return self.standby_s

@@ -134,8 +134,7 @@ class LiveRules:
 
     def _change(self, chosen: str, stored: bytes, action: OperatorAction, version: int | None = None) -> Any:
         keys = self._keys
-        line = (part.encode("utf-8", "surrogateescape") for part in action.line())
-        args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, "" if version is None else version, *line]
+        args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, "" if version is None else version, *action.line()]
         of_rules = (keys.rules, keys.counters, keys.changed, keys.actions)
         return self._scripts.run("change_rules", of_rules, args)
 

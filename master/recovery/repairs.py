@@ -226,14 +226,12 @@ class Janitor(LeaderService):
         """Make a janitor. ``in_use``: whether the dispatcher still works with an incarnation; its registration tells a
         loss from a drain."""
         super().__init__(link, keys, lead)
-        self._in_use, self._every_s = in_use, every_s
+        self._in_use = in_use
+        self.standby_s = self._every_s = every_s
         self._stream = TicketStream(link, keys)
         self._cursor, self._noted, self._next_noted = b"0", keys.attempts, keys.errors
         self._recounted = b""  # up to here
         self.stalls_after_s = max(10.0, 4 * _CALM * every_s)
-
-    def stand_by(self) -> float:
-        return self._every_s
 
     def work(self, steps: LeaderScripts) -> float:
         try:
