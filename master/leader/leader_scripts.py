@@ -475,11 +475,12 @@ class LeaderScripts:
         largest = sum(map(len, newest[0][1])) if newest else 0
         return found if largest <= found.largest else replace(found, largest=largest)
 
-    def told(self, position: bytes, entry: tuple[bytes, Sequence[bytes]], run: str) -> NewEntries | None:
-        """Return an entry that the server ``run`` told of, (id, fields), to be taken although it is yet to be read;
-        None: that may be another server than ours."""
-        if not run or run != self._scripts.link.server_run:
-            return None
+    @property
+    def server_run(self) -> str:
+        return self._scripts.link.server_run
+
+    def told(self, position: bytes, entry: tuple[bytes, Sequence[bytes]]) -> NewEntries:
+        """Return an entry, (id, fields), of which our server told, to be taken although it is yet to be read."""
         at, given, since = self._given
         number = None if given is None or since or at != position else given + 1
         return replace(self._parser.parse(position, [entry], False, number), is_told=True)
