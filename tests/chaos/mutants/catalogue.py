@@ -294,8 +294,8 @@ BUGS = (
         mutant(
             "DELCONSUMER with pending entries",
             LuaEdit(
-                "reap",
-                "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return 'PENDING' end",
+                "deregister",
+                "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then return 'PENDING' end",
                 "",
             ),
             CodeEdit("usher.master.recovery.repairs:Janitor._reap", "names.get(incarnation, 0) or ", ""),
