@@ -27,7 +27,7 @@ def handed_over(stage: Stage, tickets: int, count: int) -> tuple[ConsumerActor, 
 
 def held(consumer: ConsumerActor) -> int:
     with consumer.lanes.lock:
-        return len(consumer.lanes.board.held_ids)
+        return len(consumer.lanes.held_ids)
 
 
 def test_what_is_held_is_bounded_and_the_rest_comes_as_messages_end(stage: Stage) -> None:
