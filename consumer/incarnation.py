@@ -45,7 +45,7 @@ from usher.consumer.isolation.worker import SuspectWorker, most_children
 from usher.consumer.lifecycle.heartbeat import Heartbeat, LeaseGuard, ProgressWatch
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
-from usher.consumer.lifecycle.owner_scripts import GiveBack, Letter, OwnerScripts
+from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
 from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.policy.acks import linger
@@ -217,7 +217,7 @@ class Drain:
             self._steps.drain(self._lease_ms)
             self._is_marked = True
         self._read_the_rest()  # again and again: orders still come
-        self._given_back += self._give_back()
+        self._given_back += self._acker.give_all_back()
         return self._is_read and not self._lanes.running and self._acker.is_flushed and self._deregister()
 
     def _read_the_rest(self) -> None:
@@ -230,19 +230,6 @@ class Drain:
             self._reader_ended = True
         self._reader.read_rest()
         self._is_read = True
-
-    def _give_back(self) -> int:
-        with self._lanes.lock:
-            quiet = self._lanes.quiet()
-        # In this order: a ticket that became quiet by a failure is given back only when Redis knows of the failure, or
-        # its next owner would count one attempt less.
-        if not quiet or not self._acker.is_settled:
-            return 0
-        answers = self._steps.give_back(GiveBack(ticket, *of_it) for ticket, of_it in quiet.items())
-        given = [ticket for ticket, is_given in zip(quiet, answers, strict=False) if is_given]
-        with self._lanes.lock:
-            self._lanes.drop_quiet(given)
-        return len(given)
 
 
 class Incarnation:

@@ -253,6 +253,15 @@ class Acker(Service):
         self._reporter.add(over)
         self.wake()
 
+    def give_all_back(self) -> int:
+        """Give back every ticket of which nothing runs, with the time at which it is due, if it waits: this incarnation
+        ends. Return how many there are."""
+        with self._lanes.lock:
+            closed = self._lanes.close_quiet()
+        self._to_give_back += [GiveBack(*one) for one in closed]
+        self.wake()
+        return len(closed)
+
     def hurry(self) -> None:
         """Write everything at once from now on, without waiting for more to finish: this incarnation ends."""
         self._linger_s = 0.0  # first: a linger that starts after the event was cleared must see it

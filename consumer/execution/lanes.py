@@ -15,7 +15,7 @@ The states of a lane, and the methods that change them::
     suspect ----next_suspect---> running
 
     requeue: the runner gives back messages that it did not end, and goes on running the lane
-    forget, drop_quiet: the ticket, or its queued messages, are not ours any more
+    forget, close_quiet: the ticket, or its queued messages, are not ours any more
 
 The ids that are held (``held_ids``) are those that were handed over and are not yet acknowledged, whatever the state of
 their lane, not only those of *held* lanes; a second hand-over of one is ignored. Under a closed fence nothing more of a
@@ -530,9 +530,7 @@ class Lanes:
             and {message.fence for message in (*lane.queue, *lane.early)} == {fence}
             and not self._is_ending(ticket, ids)
         ]
-        if closed:
-            self._closed_fences.update((ticket, (fence, False)) for ticket, fence, _ in closed)
-            self.drop_quiet(ticket for ticket, _, _ in closed)
+        self._close({ticket: fence for ticket, fence, _ in closed})
         return closed
 
     def confirm_closed(self, ticket: bytes, fence: int) -> None:
@@ -549,20 +547,26 @@ class Lanes:
             if self._closed_fences.get(ticket) == (fence, True):
                 del self._closed_fences[ticket]
 
-    def quiet(self) -> dict[bytes, tuple[int, list[bytes], float | None]]:
-        """Return each ticket that has something queued and does not run: its fence, its ids in order, and when it is
-        due, if it waits. For a drain; waiting lanes count as quiet."""
+    def close_quiet(self) -> list[tuple[bytes, int, list[bytes], float | None]]:
+        """Close the fence of each ticket that has something queued and does not run, drop its lane, and return it with
+        its ids in order, and when it is due, if it waits. For a drain; waiting lanes count as quiet."""
         held: dict[bytes, float | None] = {lane.ticket: None for lane in (*self.ready, *self._suspects)}
         held |= {lane.ticket: due_s for due_s, _, lane in self.waiting}
-        found = {}
+        closed = []
         for ticket, due_s in held.items():
             lane = self.by_ticket[ticket]
             if lane.early:
                 lane.merge_early()
             if lane.queue:
                 fence = max(message.fence for message in lane.queue)
-                found[ticket] = fence, [message.stream_id for message in lane.queue], due_s
-        return found
+                closed.append((ticket, fence, [message.stream_id for message in lane.queue], due_s))
+        self._close({ticket: fence for ticket, fence, *_ in closed})
+        return closed
+
+    def _close(self, fences: Mapping[bytes, int]) -> None:
+        if fences:
+            self._closed_fences.update((ticket, (fence, False)) for ticket, fence in fences.items())
+            self._drop(fences)
 
     def look(self, ticket: bytes) -> tuple[list[Message], float | None, bool]:
         """Return a ticket's queued messages in order, when the first of them is due again (None: it does not wait), and
@@ -574,8 +578,7 @@ class Lanes:
         due_s = next((due_s for due_s, _, waiting in self.waiting if waiting is lane), None)
         return queued, due_s, lane.apart or any(other is lane for other in self._suspects)
 
-    def drop_quiet(self, tickets: Iterable[bytes]) -> None:
-        gone = set(tickets)
+    def _drop(self, gone: Collection[bytes]) -> None:
         for queue in (self.ready, self._suspects):
             kept = [lane for lane in queue if lane.ticket not in gone]
             queue.clear()
@@ -583,9 +586,7 @@ class Lanes:
         self.waiting = [item for item in self.waiting if item[2].ticket not in gone]
         heapq.heapify(self.waiting)
         for ticket in gone:
-            self._empty(self.by_ticket.pop(ticket))
-
-    def _empty(self, lane: Lane) -> None:
-        self.done([message.stream_id for message in (*lane.queue, *lane.early)])
-        lane.queue.clear()
-        lane.early.clear()
+            lane = self.by_ticket.pop(ticket)
+            self.done([message.stream_id for message in (*lane.queue, *lane.early)])
+            lane.queue.clear()
+            lane.early.clear()

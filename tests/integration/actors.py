@@ -376,7 +376,9 @@ class ConsumerActor:
     def give_back(self) -> int:
         if not self.drain._is_read:
             self.drain._read_the_rest()
-        return self.drain._give_back()
+        if given_back := self.acker.give_all_back():
+            self.flush()
+        return given_back
 
     def deregister(self) -> bool:
         return self.steps.deregister()

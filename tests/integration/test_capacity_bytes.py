@@ -104,6 +104,6 @@ def test_a_drain_reads_no_bodies_and_gives_all_back(stage: Stage) -> None:
     pipeline = consumer.read_link.pipeline
     consumer.read_link.pipeline = lambda commands, *more: sent.extend(commands) or pipeline(commands)  # type: ignore[method-assign,func-returns-value]
     consumer.begin_drain()
-    assert consumer.drain._give_back() == 30
+    assert consumer.give_back() == 30
     assert "XREADGROUP" not in {command[0] for command in sent}
     assert stage.world.pending() == {b"master": [entry_id for sent in ids.values() for entry_id in sent]}

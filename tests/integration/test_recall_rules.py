@@ -70,7 +70,7 @@ def _finish(stage: Stage, *consumers: ConsumerActor) -> None:
 @rule(
     mutant(
         "what is recalled stays queued until the answer",
-        CodeEdit("usher.consumer.execution.lanes:Lanes.close_unstarted", "if closed:", "if not closed:"),
+        CodeEdit("usher.consumer.execution.lanes:Lanes._close", "if fences:", "if not fences:"),
     )
 )
 def test_a_recalled_ticket_goes_to_another_and_starts_there_only(stage: Stage) -> None:
@@ -102,7 +102,7 @@ def test_r1_a_call_that_is_sent_again_takes_nothing_that_came_back_meanwhile(sta
 @rule(
     mutant(
         "the lane is dropped when the answer comes",
-        CodeEdit("usher.consumer.execution.lanes:Lanes.close_unstarted", "if closed:", "if not closed:"),
+        CodeEdit("usher.consumer.execution.lanes:Lanes._close", "if fences:", "if not fences:"),
         CodeEdit(
             "usher.consumer.execution.acker:Acker._give_back",
             "lanes.confirm_closed(item.ticket, item.fence)",
@@ -168,7 +168,7 @@ def test_r3_a_ticket_whose_acknowledgement_is_not_answered_is_not_given_back(sta
 @rule(
     mutant(
         "what is recalled stays queued until the answer",
-        CodeEdit("usher.consumer.execution.lanes:Lanes.close_unstarted", "if closed:", "if not closed:"),
+        CodeEdit("usher.consumer.execution.lanes:Lanes._close", "if fences:", "if not fences:"),
     )
 )
 def test_r4a_nothing_starts_here_after_a_call_whose_reply_was_lost(stage: Stage) -> None:
@@ -374,7 +374,7 @@ def test_w4_what_ended_before_it_is_acknowledged_for_certain_before_the_ticket_l
 @rule(
     mutant(
         "a drain gives back at once what waits",
-        CodeEdit("usher.consumer.incarnation:Drain._give_back", "*of_it", "*of_it[:2]"),
+        CodeEdit("usher.consumer.execution.acker:Acker.give_all_back", "GiveBack(*one)", "GiveBack(*one[:3])"),
     )
 )
 def test_w6_a_drain_gives_back_what_waits_here_with_its_time(stage: Stage) -> None:

@@ -53,7 +53,7 @@ def put_off(board: Lanes, due_s: float) -> None:
 
 def quiet_ids(board: Lanes) -> dict[bytes, list[bytes]]:
     """The queued ids of the tickets that are quiet."""
-    return {ticket: ids for ticket, (_, ids, _) in board.quiet().items()}
+    return {ticket: ids for ticket, _, ids, _ in board.close_quiet()}
 
 
 def numbers(messages: Iterable[Entry]) -> list[int]:
@@ -157,7 +157,7 @@ class TestQuiet:
         board = filled(A=entries(1), B=entries(2), C=entries(3), D=entries(4))
         for due_s in (3.0, 1.0, 2.0):
             put_off(board, due_s)
-        board.drop_quiet([b"B", b"D"])
+        board._close({b"B": 0, b"D": 0})
         assert board.unknown([b"1-0", b"2-0", b"3-0", b"4-0"]) == [b"2-0", b"4-0"]
         assert set(board.by_ticket) == {b"A", b"C"}
         assert board.wake_due(2.5) == 3.0

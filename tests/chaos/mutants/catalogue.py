@@ -329,7 +329,7 @@ BUGS = (
     Bug(
         mutant(
             "what is recalled stays queued until the answer",
-            CodeEdit("usher.consumer.execution.lanes:Lanes.close_unstarted", "if closed:", "if not closed:"),
+            CodeEdit("usher.consumer.execution.lanes:Lanes._close", "if fences:", "if not fences:"),
         ),
         _RECALL + "test_a_recalled_ticket_goes_to_another_and_starts_there_only",
         "K22",
