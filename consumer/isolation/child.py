@@ -60,6 +60,39 @@ _LONGEST_WAIT_S = 10 * 365 * 86_400.0
 _LOOK_S, _LOOKS = 0.05, 3
 
 
+class HandlerCall:
+    """The way to call a handler on this thread as a consumer does, a batch handler with a list of one."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+
+    def __call__(self, message: Message) -> BaseException | None:
+        """Return the error that the message fails with."""
+        handler, returned, raised = self._handler, None, None
+        try:
+            returned = handler.call([message] if handler.batch is not None else message)
+            returned = self.wait(returned) if handler.is_async else returned
+            if handler.batch is None and returned is not None:
+                check_ran(returned)
+                message.result(returned)
+        except BaseException as problem:  # sys.exit() too: in a consumer it does not end the thread either
+            raised = problem
+        if handler.batch is not None:
+            [(_, raised)] = judge([[message]], returned, raised)
+        return raised
+
+    def wait(self, awaited: Any) -> Any:
+        if self._event_loop is None:
+            self._event_loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._event_loop)
+        return self._event_loop.run_until_complete(awaited)
+
+    def close(self) -> None:
+        if self._event_loop is not None:
+            self._event_loop.close()
+
+
 class Slot(Service):
     """The only slot: it takes a message, runs the handler, and answers."""
 
@@ -72,12 +105,11 @@ class Slot(Service):
         super().__init__()
         self.pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()  # None: no more will come
         self._asker = asker
-        self._handler = handler
+        self._call = HandlerCall(handler)
         self._make = make
         self._limit_s = limit_s
         self._lease = lease
         self.is_busy = False
-        self._event_loop: asyncio.AbstractEventLoop | None = None
 
     def run_once(self) -> float:
         piece = self.pieces.get()
@@ -90,8 +122,7 @@ class Slot(Service):
         return 0.0
 
     def on_end(self) -> None:
-        if self._event_loop is not None:
-            self._event_loop.close()
+        self._call.close()
 
     def _run(self, piece: Piece) -> CallResult:
         message = self._make(
@@ -105,34 +136,12 @@ class Slot(Service):
         answer(self._asker, {STARTS: True})
         began_s = time.monotonic()
         message.deadline = began_s + self._limit_s if self._limit_s else None
-        raised: BaseException | None = None
-        returned = None
-        try:
-            with ForkGuard():  # forked children must not answer, nor take the next order
-                returned = self._called(message)
-        except BaseException as problem:  # sys.exit() too: in a consumer it does not end the thread either
-            raised = _without_us(problem)
+        with ForkGuard():  # forked children must not answer, nor take the next order
+            raised = self._call(message)
         seconds = time.monotonic() - began_s
         message.slot = 0
-        if self._handler.batch is not None:
-            [(_, raised)] = judge([[message]], returned, raised)
         told = getattr(message, "answer", None) if raised is None else None
-        return replace(ended(raised, seconds), answer=told)
-
-    def _called(self, message: Message) -> Any:
-        handler = self._handler
-        given_to: Any = [message] if handler.batch is not None else message
-        if handler.is_async:
-            if self._event_loop is None:
-                self._event_loop = asyncio.new_event_loop()
-                asyncio.set_event_loop(self._event_loop)
-            returned = self._event_loop.run_until_complete(handler.call(given_to))
-        else:
-            returned = handler.call(given_to)
-        if handler.batch is None and returned is not None:
-            check_ran(returned)
-            message.result(returned)
-        return returned
+        return replace(ended(raised and _without_us(raised), seconds), answer=told)
 
 
 class LeaseEnd(Service):
