@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.isolation.process import (
     DONE,
     GAVE_UP,
+    INTERRUPT,
     INVALID,
     LATER,
     LEASE,
@@ -78,6 +80,8 @@ class Slot(Service):
         self._lease = lease
         self.is_busy = False
         self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self.interrupted = make.cancelled_apart = threading.Event()
 
     def run_once(self) -> float:
         piece = self.pieces.get()
@@ -111,7 +115,8 @@ class Slot(Service):
             with ForkGuard():  # forked children must not answer, nor take the next order
                 returned = self._called(message)
         except BaseException as problem:  # sys.exit() too: in a consumer it does not end the thread either
-            raised = _without_us(problem)
+            is_interrupted = isinstance(problem, asyncio.CancelledError) and self.interrupted.is_set()
+            raised = GiveUp("interrupted") if is_interrupted else _without_us(problem)
         seconds = time.monotonic() - began_s
         message.slot = 0
         if self._handler.batch is not None:
@@ -126,13 +131,25 @@ class Slot(Service):
             if self._event_loop is None:
                 self._event_loop = asyncio.new_event_loop()
                 asyncio.set_event_loop(self._event_loop)
-            returned = self._event_loop.run_until_complete(handler.call(given_to))
+            self._task = self._event_loop.create_task(handler.call(given_to))
+            self._event_loop.call_soon(self._cancel)  # behind its beginning
+            returned = self._event_loop.run_until_complete(self._task)
         else:
             returned = handler.call(given_to)
         if handler.batch is None and returned is not None:
             check_ran(returned)
             message.result(returned)
         return returned
+
+    def cancel(self) -> None:
+        """Interrupt the run. Called on the main thread, where the next message comes only when this one is over."""
+        self.interrupted.set()
+        if self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self.interrupted.is_set() and self._task is not None:
+            self._task.cancel()
 
 
 class LeaseEnd(Service):
@@ -272,7 +289,10 @@ def run(asked_by: int, where: int) -> None:
     for order in orders:
         if LEASE in order:
             lease.ends_s = order[LEASE]
+        elif INTERRUPT in order:
+            slot.cancel()
         else:
+            slot.interrupted.clear()
             slot.pieces.put(Piece.of(order))
     # Who asked has gone, and we were not told: a handler that changes its user clears PR_SET_PDEATHSIG.
     if slot.is_busy:
