@@ -27,7 +27,7 @@ from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import ChangeWatch
 from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.elector import Elector, Lead
-from usher.master.leader.entries import Rejected
+from usher.master.leader.entries import LONGEST_MARK, Rejected
 from usher.master.leader.limits import limits_of
 from usher.master.membership.consumer_http import ConsumerHttpClient
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
@@ -114,8 +114,8 @@ class HandOverSpans:
 
     def _contexts(self, plan: HandOverPlan) -> list[str | None]:
         ids = [entry_id for target in plan.targets for part in target.parts for entry_id in part.ids][:_MOST_LINKS]
-        values = self._scripts.run("read_field", (self._keys.stream,), (telemetry.FIELD, *ids))
-        return [None if value is None else value.decode(errors="replace") for value in values]
+        values = self._scripts.run("read_fields", (self._keys.stream,), (LONGEST_MARK, "", 1, telemetry.FIELD, *ids))
+        return [value and value[0].decode(errors="replace") for (value,) in values]
 
     def close(self) -> None:
         self._link.close()

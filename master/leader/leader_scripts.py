@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -506,11 +506,12 @@ class LeaderScripts:
         largest = sum(map(len, newest[0][1])) if newest else 0
         return found if largest <= found.largest else replace(found, largest=largest)
 
-    def told(self, position: bytes, entry: tuple[bytes, Sequence[bytes]], run: str) -> NewEntries | None:
-        """Return an entry that the server ``run`` told of, (id, fields), to be taken although it is yet to be read;
-        None: that may be another server than ours."""
-        if not run or run != self._scripts.link.server_run:
-            return None
+    @property
+    def server_run(self) -> str:
+        return self._scripts.link.server_run
+
+    def told(self, position: bytes, entry: tuple[bytes, Sequence[bytes]]) -> NewEntries:
+        """Return an entry, (id, fields), of which our server told, to be taken although it is yet to be read."""
         at, given, since = self._given
         number = None if given is None or since or at != position else given + 1
         return replace(self._parser.parse(position, [entry], False, number), is_told=True)
@@ -536,20 +537,17 @@ class LeaderScripts:
     # ---- scripts -----------------------------------------------------------------------------------------------------
 
     def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
-        keys = self._keys
-        start = b"-" if after is None else b"(" + after
-        _, last, found, gone = self._run(
-            "read_parked", (keys.stream, keys.leader, keys.dead, keys.letters), (start, count, *self._parse_arguments)
-        )
+        _, _, last, found, gone = self._take_back("master", b"-" if after is None else b"(" + after, count)
         return ParkedPage(last or None, _found(found), gone)
 
     def tenants_of(self, entries: Sequence[tuple[bytes, bytes]]) -> Sequence[Mark]:
         """Read the marks of entries, (id, ticket), that consumers have, as far as they tell the tenant."""
         name, ids = self.marks.fields[0], [entry_id for entry_id, _ in entries]
-        values = self._scripts.run("read_field", (self._keys.stream,), (name, *ids)) if name else [b""] * len(ids)
+        asked: list[Arg] = [LONGEST_MARK, "1", 1, name, *ids]
+        values = self._scripts.run("read_fields", (self._keys.stream,), asked) if name else []
+        marks = chain((value[0] if value else b"" for (value,) in values), repeat(b""))  # fewer where bodies are large
         found = [
-            PeekedEntry(entry_id, ticket, 0, (value or b"")[:LONGEST_MARK])
-            for (entry_id, ticket), value in zip(entries, values, strict=True)
+            PeekedEntry(entry_id, ticket, 0, mark) for (entry_id, ticket), mark in zip(entries, marks, strict=False)
         ]
         return self.marks.read(found)
 
@@ -562,14 +560,16 @@ class LeaderScripts:
 
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         """Bring one page of a dead incarnation's entries to ``master``."""
-        keys = self._keys
-        own = (keys.noted(incarnation), keys.inbox(incarnation))
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.dead, keys.attempts, *own, keys.letters)
-        reply = self._run("take_back", script_keys, (incarnation, count, *self._parse_arguments))
+        reply = self._take_back(incarnation, b"-", count)
         if reply[0] == b"ALIVE":
             return TakenPage(True, 0, [], [])
-        _, size, found, gone = reply
+        _, size, _, found, gone = reply
         return TakenPage(False, size, _found(found), gone)
+
+    def _take_back(self, name: str, start: bytes, count: int) -> Any:
+        keys, own = self._keys, (self._keys.noted(name), self._keys.inbox(name))
+        script_keys = (keys.stream, keys.leader, keys.lease(name), keys.dead, keys.attempts, *own, keys.letters)
+        return self._run("take_back", script_keys, (name, start, count, *self._parse_arguments))
 
     def free_tickets(
         self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]
@@ -642,15 +642,16 @@ class LeaderScripts:
         return [one[0].decode(errors="replace") if isinstance(one, list) else one for one in told]
 
     def revoke(self, incarnation: str) -> bool:
-        script_keys = (self._keys.leader, self._keys.lease(incarnation), self._keys.changed)
-        reply = self._scripts.run("revoke", script_keys, (str(self.epoch), incarnation))
+        script_keys = (self._keys.lease(incarnation), self._keys.changed, self._keys.leader)
+        reply = self._scripts.run("drain", script_keys, (incarnation, 0, str(self.epoch)))
         return bool(self._unfenced(reply) == b"OK")
 
     def reap(self, incarnation: str, name: str, stored: bytes) -> bool:
         keys = self._keys
-        own = (keys.noted(incarnation), keys.unproven(incarnation))
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.inbox(incarnation), keys.consumers, *own)
-        return bool(self._run("reap", script_keys, (incarnation, name, stored)) == b"OK")
+        own = (keys.lease(incarnation), keys.inbox(incarnation), keys.consumers, keys.leader)
+        script_keys = (keys.stream, *own, keys.noted(incarnation), keys.unproven(incarnation))
+        args = (keys.group, incarnation, name, stored, str(self.epoch))
+        return bool(self._unfenced(self._scripts.run("deregister", script_keys, args)) == b"OK")
 
     def forget_attempts(self, noted: str, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
         """Forget the attempts, or the errors, of messages that are over, one page of the hash ``noted`` from

@@ -82,7 +82,8 @@ class Trimming:
     def count_below(self, floor: bytes) -> int:
         total, last = 0, b"0-0"
         while total < COUNTED:
-            found, last, is_all = self._scripts.run("count_between", (self._keys.stream,), (last, b"(" + floor, _PAGE))
+            args = ("XRANGE", b"(" + last, b"(" + floor, _PAGE, "")
+            found, last, _, is_all = self._scripts.run("find_entries", (self._keys.stream,), args)
             total += found
             if is_all:
                 break

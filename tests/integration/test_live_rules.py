@@ -1,7 +1,7 @@
 """change_rules.lua: once a rule is set, nothing is handed over by the former
 rules.
 
-Also what hand_over.lua says to a leader that knows the former ones; the action log; and ticket_entries.lua, by which
+Also what hand_over.lua says to a leader that knows the former ones; the action log; and find_entries.lua, by which
 explain looks.
 """
 
@@ -142,17 +142,17 @@ class TestTheLeader:
 
 class TestTicketEntries:
     def look(self, world: World, ticket: bytes, start: bytes = b"-", count: int = 10, group: str = "") -> Any:
-        args = (FIELD, ticket, start, count, group, "master" if group else "")
-        return world.scripts.run("ticket_entries", (world.keys.stream,), args)
+        args = ("XRANGE", start, "+", count, FIELD, ticket, "", group, "master" if group else "")
+        return world.scripts.run("find_entries", (world.keys.stream,), args)
 
     def test_it_finds_what_is_in_the_stream_page_by_page(self, world: World) -> None:
         world.send(b"T", b"1-1", b"2-1")
         world.send(b"U", b"3-1")
         world.send(b"T", b"4-1")
         world.add(b"5-1", "other", "T")
-        assert self.look(world, b"T") == [b"", [b"1-1", b"2-1", b"4-1"], 5]
-        assert self.look(world, b"T", count=3) == [b"3-1", [b"1-1", b"2-1"], 3]
-        assert self.look(world, b"T", b"(3-1", 3) == [b"", [b"4-1"], 2]
+        assert self.look(world, b"T") == [5, b"5-1", [b"1-1", b"2-1", b"4-1"], 1]
+        assert self.look(world, b"T", count=3) == [3, b"3-1", [b"1-1", b"2-1"], 0]
+        assert self.look(world, b"T", b"(3-1", 3) == [2, b"5-1", [b"4-1"], 1]
 
     def test_it_finds_what_is_parked_and_nothing_that_is_owned_or_gone(self, world: World) -> None:
         leader, a = world.elect(), world.join("a")
@@ -161,7 +161,7 @@ class TestTicketEntries:
         world.parked(leader, b"U", b"4-1")
         world.delete(b"2-1")
         with world.unchanged():
-            assert self.look(world, b"T", group=world.keys.group) == [b"", [b"3-1"], 3]
+            assert self.look(world, b"T", group=world.keys.group) == [3, b"4-1", [b"3-1"], 1]
 
 
 class TestActionLog:

@@ -1,6 +1,6 @@
 """Trimming never cuts what somebody needs, however the world changes between looking and cutting.
 
-trim.lua's losing side: a reader that has begun to need what was to be cut. count_between.lua counts what would go.
+trim.lua's losing side: a reader that has begun to need what was to be cut. find_entries.lua counts what would go.
 """
 
 from __future__ import annotations

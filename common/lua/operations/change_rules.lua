@@ -7,7 +7,6 @@
 --          (no such rule, of this version, to lift) or {"FULL"} (too many rules). NONE and FULL change nothing.
 -- Why Lua: rule, version and the line of the action log are one step, so that no reader can see one without the others.
 -- Memory: works when full
---- @include letter numbers at_full_memory
 --- @numbers count 3 4
 redis.call('XLEN', KEYS[3]) -- what is no stream fails here, before anything has changed
 redis.call('XLEN', KEYS[4])

@@ -295,8 +295,8 @@ BUGS = (
         mutant(
             "DELCONSUMER with pending entries",
             LuaEdit(
-                "reap",
-                "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return 'PENDING' end",
+                "deregister",
+                "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then return 'PENDING' end",
                 "",
             ),
             CodeEdit("usher.master.recovery.repairs:Janitor._reap", "names.get(incarnation, 0) or ", ""),
@@ -330,7 +330,7 @@ BUGS = (
     Bug(
         mutant(
             "what is recalled stays queued until the answer",
-            CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "if closed:", "if not closed:"),
+            CodeEdit("usher.consumer.execution.lanes:Lanes._close", "if fences:", "if not fences:"),
         ),
         _RECALL + "test_a_recalled_ticket_goes_to_another_and_starts_there_only",
         "K22",
