@@ -15,7 +15,7 @@ from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.leader.entries import NO_MARKS, NO_NEW_ENTRIES, NewEntries, PeekedEntry
-from usher.master.leader.leader_scripts import LossBook, ParkedPage, TakenPage
+from usher.master.leader.leader_scripts import LossBook, Page
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TicketPlan
 
@@ -358,13 +358,13 @@ class RedisModel:
         self.recalled += [(incarnation, ticket, int(fence)) for ticket, fence, _ in tickets]
         return True
 
-    def take_back(self, incarnation: str, count: int) -> TakenPage:
+    def take_back(self, incarnation: str, count: int) -> Page | None:
         """take_back.lua: one page."""
         if self.lives(incarnation):
-            return TakenPage(True, 0, [], [])
+            return None
         page = self.held_by(incarnation)[: min(count, PAGE)]
         found = [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
-        return TakenPage(False, len(page), found, [entry_id for entry_id in page if entry_id not in self.pending])
+        return Page(page[-1] if page else None, found, [one for one in page if one not in self.pending])
 
     def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed:
         """free_tickets.lua: the tickets that somebody else has, and what of the freed ones is under master; None if it
@@ -382,15 +382,13 @@ class RedisModel:
                 others.append(ticket)
         return (others, parked)
 
-    def parked_page(self, after: bytes | None, count: int) -> ParkedPage:
+    def parked_page(self, after: bytes | None, count: int) -> Page:
         """read_parked.lua: one page."""
         page = [entry_id for entry_id in self.held_by(MASTER) if after is None or rank(entry_id) > rank(after)][
             : min(count, PAGE)
         ]
         found = [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
-        return ParkedPage(
-            page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending]
-        )
+        return Page(page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending])
 
     def read_parked(self) -> list[tuple[bytes, bytes]]:
         """read_parked.lua, all pages at once."""

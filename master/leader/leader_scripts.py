@@ -176,20 +176,11 @@ class KeptBodies:
             self.bodies.pop(one, None)
 
 
-class ParkedPage(NamedTuple):
-    """A page of the entries pending under ``master``. ``last`` is None after the end."""
+class Page(NamedTuple):
+    """A page of the entries pending under ``master``, or taken back from a dead incarnation. ``last`` is None after the
+    end."""
 
     last: bytes | None
-    found: list[PeekedEntry]
-    gone: list[bytes]
-
-
-class TakenPage(NamedTuple):
-    """A page of entries taken back from a dead incarnation. ``alive`` means that nothing was taken: its lease still
-    runs."""
-
-    alive: bool
-    size: int
     found: list[PeekedEntry]
     gone: list[bytes]
 
@@ -536,9 +527,8 @@ class LeaderScripts:
 
     # ---- scripts -----------------------------------------------------------------------------------------------------
 
-    def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
-        _, _, last, found, gone = self._take_back("master", b"-" if after is None else b"(" + after, count)
-        return ParkedPage(last or None, _found(found), gone)
+    def read_parked(self, after: bytes | None, count: int) -> Page:
+        return self.take_back("master", count, after) or Page(None, [], [])
 
     def tenants_of(self, entries: Sequence[tuple[bytes, bytes]]) -> Sequence[Mark]:
         """Read the marks of entries, (id, ticket), that consumers have, as far as they tell the tenant."""
@@ -558,18 +548,14 @@ class LeaderScripts:
         args = [part for entry in entries for part in entry]
         return int(self._run("reject", (keys.stream, keys.leader, keys.dead, keys.letters), args)[1])
 
-    def take_back(self, incarnation: str, count: int) -> TakenPage:
-        """Bring one page of a dead incarnation's entries to ``master``."""
-        reply = self._take_back(incarnation, b"-", count)
-        if reply[0] == b"ALIVE":
-            return TakenPage(True, 0, [], [])
-        _, size, _, found, gone = reply
-        return TakenPage(False, size, _found(found), gone)
-
-    def _take_back(self, name: str, start: bytes, count: int) -> Any:
+    def take_back(self, name: str, count: int, after: bytes | None = None) -> Page | None:
+        """Bring one page of a dead incarnation's entries to ``master``. None: its lease still runs, and nothing
+        happened."""
         keys, own = self._keys, (self._keys.noted(name), self._keys.inbox(name))
         script_keys = (keys.stream, keys.leader, keys.lease(name), keys.dead, keys.attempts, *own, keys.letters)
-        return self._run("take_back", script_keys, (name, start, count, *self._parse_arguments))
+        start = b"-" if after is None else b"(" + after
+        reply = self._run("take_back", script_keys, (name, start, count, *self._parse_arguments))
+        return None if reply[0] == b"ALIVE" else Page(reply[2] or None, _found(reply[3]), reply[4])
 
     def free_tickets(
         self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]

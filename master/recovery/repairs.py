@@ -99,14 +99,14 @@ class Recoverer:
             return ()
         incarnation, recovery = next(iter(self._queue.items()))
         page = steps.take_back(incarnation, PAGE)
-        if page.alive:
+        if page is None:
             del self._queue[incarnation]
             if incarnation in board.consumers:
                 board.keep(incarnation)
             return ()
         rejected += take_in(board, steps, page.found)
-        recovery.entries += page.size
-        if page.size or (freed := steps.free_tickets(incarnation, board.unfinished(incarnation))) is None:
+        recovery.entries += len(page.found) + len(page.gone)
+        if page.last is not None or (freed := steps.free_tickets(incarnation, board.unfinished(incarnation))) is None:
             return ()  # None: it was handed something after all; the next turn takes it back
         others, parked = freed
         board.take_in(parked)

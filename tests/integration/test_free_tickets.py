@@ -17,7 +17,7 @@ def _recovering(world: World, *tickets: bytes) -> tuple[LeaderScripts, Owner]:
     for ticket in tickets:
         world.delete(*world.owned(leader, a, ticket))
     world.end_lease(a)
-    while leader.take_back(a.incarnation, 100).size:
+    while leader.take_back(a.incarnation, 100).last:
         pass
     return leader, a
 
@@ -147,7 +147,7 @@ def test_what_a_freed_record_still_names_is_a_dead_letter(world: World) -> None:
     world.make_idle_if_there(a.incarnation, LEASE_MS, entry_id)
     a.steps.renew(LEASE_MS)
     world.end_lease(a)
-    while leader.take_back(a.incarnation, 100).size:
+    while leader.take_back(a.incarnation, 100).last:
         pass
     assert leader.free_tickets(a.incarnation, [(b"T", [entry_id])]) == ([], [])
     assert world.state() == ({}, {}, world.dead())

@@ -81,7 +81,7 @@ def test_the_dead_are_recovered_and_forgotten(world: World) -> None:
         assert world.lease(a) == b"revoked"
         assert 0 < world.link.call("PTTL", world.keys.lease(a.incarnation)) <= LEASE_MS
         world.end_lease(a)
-        while leader.take_back(a.incarnation, 1).size:
+        while leader.take_back(a.incarnation, 1).last:
             pass
         assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == ([], [(first, b"T")])
         assert leader.reap(a.incarnation, "a", a.registration.dump())
