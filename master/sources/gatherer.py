@@ -150,23 +150,24 @@ class Gatherer(Service):
         """Find, page by page, the streams that match the patterns and were there before a change of them was heard, and
         forget those that are gone, also such as were deleted while nobody gathered (lua/sources/gather.lua)."""
         with self._lock:
-            self.rounds.doubt()
-        fresh = 0
+            gone, fresh = self.rounds.others(), 0
         for pattern in self._sources.patterns:
             cursor = b""
             while cursor != b"0" and not self.stopping:
                 words = ("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "stream")
                 cursor, keys = self._link.call(*words)
+                gone.difference_update(keys)
                 fresh += self._found(keys)
                 yield
         cursor = b""
         while cursor != b"0" and not self.stopping:
             cursor, flat = self._link.call("HSCAN", self._keys.gathered, cursor or b"0", "COUNT", _SCAN_COUNT)
+            gone.difference_update(flat[::2])
             self._found(filter(None, flat[::2]))  # "" is gather.lua's own
             yield
         if not self.stopping:
             with self._lock:
-                self.rounds.forget_doubted()
+                self.rounds.forget(gone)
         if fresh:
             event(log, "sources_discovered", count=fresh)
 
