@@ -251,20 +251,11 @@ class Membership:
         self, new: Registration, stored: bytes, former: Registration | None, lease_ms: int, proven_dead: bool
     ) -> Sequence[Any]:
         keys, before = self._keys, (former or new).incarnation
-        reply: Sequence[Any] = self._scripts.run(
-            "register",
-            (
-                keys.consumers,
-                keys.lease(before),
-                keys.lease(new.incarnation),
-                keys.changed,
-                keys.counters,
-                keys.inbox(before),
-                keys.unproven(new.incarnation),
-                keys.unproven(before),
-            ),
-            (new.name, stored, new.dump(), lease_ms, "1" if proven_dead else "0"),
-        )
+        leases = (keys.lease(before), keys.lease(new.incarnation))
+        own = (keys.inbox(before), keys.unproven(new.incarnation), keys.unproven(before))
+        script_keys = (keys.consumers, *leases, keys.changed, keys.counters, *own)
+        args = (new.name, stored, new.dump(), lease_ms, "1" if proven_dead else "0")
+        reply: Sequence[Any] = self._scripts.run("register", script_keys, args)
         return reply
 
     def close(self) -> None:
