@@ -87,15 +87,9 @@ class LossBook:
 
     def set_back(self, repeats: IdRange | None, lost: IdRange | None) -> None:
         """Tell of what a group was given that knows nothing of that any more."""
-        event(
-            log,
-            "group_set_back",
-            level=logging.ERROR,
-            stream=self._keys.stream,
-            may_repeat=format_id_range(repeats),
-            lost=format_id_range(lost),
-            why="Redis lost its last moments (power loss, failover), or somebody set the group back",
-        )
+        why = "Redis lost its last moments (power loss, failover), or somebody set the group back"
+        ids: dict[str, Any] = {"may_repeat": format_id_range(repeats), "lost": format_id_range(lost)}
+        event(log, "group_set_back", level=logging.ERROR, stream=self._keys.stream, **ids, why=why)
         self.declare(DeclaredLoss("set_back", repeats, lost))
 
 

@@ -60,15 +60,9 @@ class RuleSetChange(NamedTuple):
         return f"{f'{what} {rule.target.value} {escape_control(rule.value)}'.rstrip()}: {self.note}"
 
     def shown(self) -> dict[str, Any]:
-        return {
-            "outcome": self.outcome,
-            "version": self.version,
-            "rule": None if self.rule is None else self.rule.shown(),
-            "former": None if self.former is None else self.former.shown(),
-            "handed_over": self.handed_over,
-            "handed_over_is_exact": self.is_exact,
-            "note": self.note,
-        }
+        rules = {name: rule and rule.shown() for name, rule in (("rule", self.rule), ("former", self.former))}
+        told = {"handed_over": self.handed_over, "handed_over_is_exact": self.is_exact, "note": self.note}
+        return {"outcome": self.outcome, "version": self.version, **rules, **told}
 
 
 def read_rules(link: Link, keys: Keys) -> Rulebook:

@@ -21,13 +21,7 @@ from usher.common.redis.replies import pairs, parse_span
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
-from usher.master.policy.trim import (
-    Cut,
-    Refused,
-    Retention,
-    RetentionFacts,
-    decide,
-)
+from usher.master.policy.trim import Cut, Refused, Retention, RetentionFacts, decide
 from usher.master.settings import MasterSettings
 
 log = logging.getLogger(__name__)
@@ -260,12 +254,9 @@ class Trimmer(LeaderService):
         self._untold += cut
         self._gave_way |= gives_way and cut > 0
         if self._untold and now_s() - self._told_s[self._gave_way] >= _TELL_EVERY_S:
-            facts: dict[str, Any] = {
-                "stream": self._keys.stream,
-                "entries": self._untold,
-                "below": decision.floor.decode(),
-            }
-            event(log, "stream_trimmed", kept_for=decision.because.name, gives_way=self._gave_way, **facts)
+            facts: dict[str, Any] = {"entries": self._untold, "below": decision.floor.decode()}
+            facts |= {"kept_for": decision.because.name, "gives_way": self._gave_way}
+            event(log, "stream_trimmed", stream=self._keys.stream, **facts)
             self._told_s |= {False: now_s(), self._gave_way: now_s()}
             self._untold, self._gave_way = 0, False
 

@@ -237,11 +237,5 @@ class Gatherer(Service):
         elif words.startswith(_UNREAD):
             self._losses.cut(int(words.removeprefix(_UNREAD)), source=source)
         elif words.startswith(_CUT):
-            event(
-                log,
-                "messages_rejected",
-                level=logging.WARNING,
-                source=source,
-                count=int(words.removeprefix(_CUT)),
-                reason="too_many_fields",
-            )
+            count, reason = int(words.removeprefix(_CUT)), "too_many_fields"
+            event(log, "messages_rejected", level=logging.WARNING, source=source, count=count, reason=reason)
