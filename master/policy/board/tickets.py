@@ -42,6 +42,7 @@ class Standing(enum.Enum):
 OPEN = Standing.OPEN
 
 
+@dataclass(slots=True, eq=False)
 class BoardTicket:
     """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, or
     only read yet, in id order.
@@ -52,38 +53,20 @@ class BoardTicket:
     place, and in no other, until it is tried again. ``marks``: None while neither tenants nor priorities are
     configured."""
 
-    __slots__ = (
-        "above",
-        "believed",
-        "beyond",
-        "compared_s",
-        "home",
-        "marks",
-        "name",
-        "owner",
-        "parked",
-        "queued",
-        "running",
-        "standing",
-        "until",
-        "waits_for",
-    )
-
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-        self.owner: ConsumerLoad | None = None
-        self.believed = NOBODY
-        self.home = ""  # name of who gets it next: its last owner, if that one died, or who it was asked back for
-        self.running: dict[bytes, None] = {}
-        self.parked: deque[bytes] = deque()
-        self.standing = OPEN
-        self.queued = False
-        self.compared_s = 0.0
-        self.above: bytes | None = None
-        self.beyond = 0
-        self.waits_for = b""
-        self.until = 0
-        self.marks: TicketMarks | None = None
+    name: bytes
+    owner: ConsumerLoad | None = None
+    believed: bytes = NOBODY
+    home: str = ""  # name of who gets it next: its last owner, if that one died, or who it was asked back for
+    running: dict[bytes, None] = field(default_factory=dict)
+    parked: deque[bytes] = field(default_factory=deque)
+    standing: Standing = OPEN
+    queued: bool = False
+    compared_s: float = 0.0
+    above: bytes | None = None
+    beyond: int = 0
+    waits_for: bytes = b""
+    until: int = 0
+    marks: TicketMarks | None = None
 
     @property
     def unfinished(self) -> int:
@@ -98,19 +81,17 @@ class BoardTicket:
         return 0 if self.marks is None else self.marks.priority(self)
 
 
+@dataclass(slots=True, eq=False)
 class TicketMarks:
     """Tenant and urgency of a ticket. ``turn``: its place in the queue of its tenant (``turns.py``); None: it is not
     there. ``line``: the queue in which it has, or had, its place. ``since``: when it began to wait for its turn, as
     time and number; None: it does not."""
 
-    __slots__ = ("_last", "line", "since", "tenant", "turn")
-
-    def __init__(self) -> None:
-        self.tenant = b""
-        self.since: tuple[float, int] | None = None
-        self.turn: object = None
-        self.line: Any = None
-        self._last: dict[int, bytes] = {}  # priority -> its last message of that priority
+    tenant: bytes = b""
+    since: tuple[float, int] | None = None
+    turn: object = None
+    line: Any = None
+    _last: dict[int, bytes] = field(default_factory=dict)  # priority -> its last message of that priority
 
     def learn(self, tenant: bytes, priority: int, entry_id: bytes) -> None:
         self.tenant = tenant

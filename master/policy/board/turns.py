@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from usher.common.protocol.marks import Mark
 from usher.master.policy.board.tickets import BoardTicket, RunQueue, Standing, TicketMarks
@@ -28,21 +29,19 @@ _REST = b"(all other tenants)"
 _OUTDATED = 64
 
 
+@dataclass(slots=True, eq=False)
 class _Tenant:
     """A tenant. ``due``: when its turn is, in messages that a tenant of weight 1 was given. ``given``: number of its
     messages that were planned. ``waiting``: number of its tickets that wait for their turns, in a heap that may also
     have outdated places of them."""
 
-    __slots__ = ("due", "given", "is_held", "name", "places", "waiting", "weight")
-
-    def __init__(self, name: bytes, weight: float) -> None:
-        self.name = name
-        self.weight = weight
-        self.due = 0.0
-        self.given = 0
-        self.places: list[_Place] = []
-        self.waiting = 0
-        self.is_held = False
+    name: bytes
+    weight: float
+    due: float = 0.0
+    given: int = 0
+    places: list[_Place] = field(default_factory=list)
+    waiting: int = 0
+    is_held: bool = False
 
 
 #: Place of a ticket: since when it waits, less what its priority is worth; which ticket came first; which place; the
