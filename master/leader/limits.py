@@ -41,17 +41,8 @@ class LeaderLimits:
 
 
 def limits_of(settings: MasterSettings) -> LeaderLimits:
-    marks = settings.marks
-    return LeaderLimits(
-        batch=BATCH,
-        ticket_window=TICKET_WINDOW,
-        work_s=WORK_S,
-        read_ahead=READ_AHEAD,
-        reconcile_s=RECONCILE_S,
-        sweep_s=SWEEP_S,
-        min_idle_ms=int(1000 * (settings.min_idle_seconds or 2 * settings.lease_seconds)),
-        ticket_field=settings.work_ticket_field,
-        longest_message=settings.longest_message_bytes,
-        marks=marks,
-        weights=None if marks.is_empty else parse_weights(settings.tenant_weights),
-    )
+    marks, min_idle_s = settings.marks, settings.min_idle_seconds or 2 * settings.lease_seconds
+    weights = None if marks.is_empty else parse_weights(settings.tenant_weights)
+    fixed = (BATCH, TICKET_WINDOW, WORK_S, READ_AHEAD, RECONCILE_S, SWEEP_S)
+    asked = (int(1000 * min_idle_s), settings.work_ticket_field, settings.longest_message_bytes)
+    return LeaderLimits(*fixed, *asked, marks, weights)

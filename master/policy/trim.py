@@ -149,18 +149,12 @@ def decide_gathered(
     """Decide what may be cut off a source: only gathered entries, so nothing before its gather ``group`` has
     gathered under this name, nor while that is ahead of the stream: then it is not certain that anything below it
     was gathered."""
-    gathered = _gathered(facts, group)
+    # A copied or renamed stream brings its groups along, but neither saved positions nor what log consumers noted.
+    is_saved = group in [name for name, _ in facts.saved]
+    gathered = next((delivered for name, delivered, _ in facts.groups if name == group and is_saved), None)
     if gathered is None or (facts.span is not None and rank(gathered) > rank(facts.span.last_generated)):
         return Nothing("it is not gathered")
     return decide(facts, archived_only=archived_only, wished=wished)
-
-
-def _gathered(facts: RetentionFacts, group: str) -> bytes | None:
-    """Return the id up to which the source was gathered, or None. A copied or renamed stream brings its groups along,
-    but neither their saved positions nor what log consumers have noted."""
-    if group not in [name for name, _ in facts.saved]:
-        return None
-    return next((delivered for name, delivered, _ in facts.groups if name == group), None)
 
 
 def _group(name: str, delivered: bytes, oldest: bytes | None) -> RetentionRow:

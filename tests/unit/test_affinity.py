@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from usher.master.policy.board import placement as choice
-from usher.master.policy.board.placement import Affinity, load_bound
+from usher.master.policy.board.placement import Affinity, OpenConsumers
 
 TICKETS = [b"ticket-%d" % number for number in range(4000)]
 
@@ -42,7 +42,8 @@ def test_a_consumer_that_leaves_moves_only_its_own_tickets_to_the_next_in_their_
 
 @given(st.integers(0, 10**7), st.integers(1, 1000))
 def test_the_bounds_leave_room_and_none_is_more_than_a_quarter_above_the_mean(in_flight: int, consumers: int) -> None:
-    bound = load_bound(in_flight, consumers)
+    (open_ones := OpenConsumers(()))._by_name = dict.fromkeys(range(consumers))  # type: ignore[arg-type]
+    bound = open_ones.bound(in_flight)
     assert in_flight < bound * consumers and bound <= 1.25 * (in_flight + 1) / consumers + 1
 
 

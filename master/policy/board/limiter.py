@@ -13,6 +13,7 @@ queue (``turns.FairQueue.holds``) until it has one again.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -36,7 +37,7 @@ class Limiter:
         self._window = ticket_window
         self._paused: deque[BoardTicket] = deque()
         self._slowed: list[tuple[float, int, BoardTicket]] = []  # a heap, by the time at which the ticket may go on
-        self._order = 0
+        self._number = itertools.count().__next__
         self._buckets, self._of_tenants = TokenBuckets(), TokenBuckets()
         self._running: dict[bytes, dict[bytes, BoardTicket]] = {}  # of each tenant with a concurrency
         self._gave_back = False
@@ -80,9 +81,8 @@ class Limiter:
             rate = rule.rate_per_second or _SLOWEST
             tokens = self._buckets.tokens(ticket.name, rate, self._now_s)
             if tokens < 1:
-                self._order += 1
                 ticket.queued = True
-                heapq.heappush(self._slowed, (self._buckets.due_s(ticket.name, rate), self._order, ticket))
+                heapq.heappush(self._slowed, (self._buckets.due_s(ticket.name, rate), self._number(), ticket))
             return min(most, tokens)
         ticket.queued = True
         self._paused.append(ticket)

@@ -68,12 +68,6 @@ class Affinity:
         return [name for _, name in self._ring[at : at + _LOOKED_AT] + self._ring[:beyond_end]]
 
 
-def load_bound(in_flight: int, consumers: int) -> int:
-    """Return the number of messages that one consumer may have in flight before tickets go to others. ``in_flight``: of
-    all ``consumers``."""
-    return int(_OVER_MEAN * (in_flight + 1) / consumers) + 1
-
-
 class OpenConsumers:
     """The consumers that accept work at the moment, to choose from. Made anew whenever they change; loads are read
     live.
@@ -117,7 +111,7 @@ class OpenConsumers:
     def bound(self, in_flight: int) -> int:
         """Return the number of messages that each may have in flight before tickets go to others. ``in_flight``: the
         sum."""
-        return load_bound(in_flight, len(self._by_name)) if self._by_name else 0
+        return int(_OVER_MEAN * (in_flight + 1) / len(self._by_name)) + 1 if self._by_name else 0
 
     def choose(self, ticket: BoardTicket, bound: int) -> ConsumerLoad | None:
         """Choose the ticket's former consumer after a crash, or who it was asked back for, else the best ranked below

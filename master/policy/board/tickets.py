@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+import itertools
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -294,7 +295,7 @@ class Waits:
 
     def __init__(self) -> None:
         self._timers: list[tuple[int, int, BoardTicket]] = []  # a heap, by the time in ms
-        self._order = 0
+        self._number = itertools.count().__next__
         self._behind_ms = 0.0  # what to subtract from Redis' time for ours
 
     def learn_time(self, redis_ms: int, now_s: float) -> None:
@@ -304,8 +305,7 @@ class Waits:
         """Let a ticket wait until then. One whose wait has changed keeps its former timer, which does nothing."""
         if ticket.standing is not Standing.WAITING or ticket.until != due_ms:
             ticket.standing, ticket.until = Standing.WAITING, due_ms
-            self._order += 1
-            heapq.heappush(self._timers, (due_ms, self._order, ticket))
+            heapq.heappush(self._timers, (due_ms, self._number(), ticket))
 
     def take_due(self, now_s: float) -> list[BoardTicket]:
         due: list[BoardTicket] = []

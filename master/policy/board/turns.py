@@ -13,6 +13,7 @@ Goyal, Vin and Cheng, "Start-time Fair Queuing", 1996.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -62,7 +63,7 @@ class FairQueue(RunQueue):
         self._is_full = False  # as was seen since the plan began
         self._turns: list[tuple[float, int, _Tenant]] = []  # a heap; a tenant may also be in it where it was before
         self._held: list[_Tenant] = []
-        self._order = 0
+        self._number = itertools.count().__next__
         self._now_s = 0.0
         self._last = 0.0  # the turn that was had last
         self._urgent_came = False  # since a ticket found no consumer
@@ -213,10 +214,6 @@ class FairQueue(RunQueue):
 
     def _push(self, tenant: _Tenant) -> None:
         heapq.heappush(self._turns, (tenant.due, self._number(), tenant))
-
-    def _number(self) -> int:
-        self._order += 1
-        return self._order
 
     def _next_tenant(self) -> _Tenant | None:
         while self._turns:
