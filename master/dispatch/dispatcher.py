@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown
 from usher.common.base.log import event
-from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.registration import name_of
-from usher.common.protocol.stream_id import rank
+from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import SAME_MEMORY, Link
 from usher.common.redis.replies import TicketStream, parse_record, read_command
 from usher.common.redis.scripts import ScriptRunner
@@ -431,7 +431,7 @@ class Dispatcher(Service):
                 record = parse_record(value)
             except ValueError:
                 event(log, "record_unreadable", level=logging.ERROR, ticket=name)
-                self.board.halt(name, now)
+                self.board.set_record(name, HALTED, 0, [ZERO], now)
                 continue
             if self.board.is_of(name, record.owner):
                 continue

@@ -377,7 +377,7 @@ class Takeover:
                 self._made_progress()
             if record is None:
                 event(log, "record_unreadable", level=logging.ERROR, ticket=ticket)
-                self.board.halt(ticket, now)
+                self.board.set_record(ticket, HALTED, 0, [ZERO], now)
                 continue
             owner, fence, ids = record
             if is_given_back(owner):

@@ -503,7 +503,8 @@ class Board:
     def set_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
         """Follow the index record of a ticket at takeover, when others changed it, and when reports may be lost. What
         it has in processing counts. What was asked back has cost its tenant nothing, and does not wait for another
-        turn."""
+        turn. A record that cannot be read counts as one that is halted at ``ZERO``: nothing of its ticket moves until
+        somebody has looked."""
         fair, ticket = self._fair, self.tickets.get(name)
         if fair is not None and owner == RETURNED and ticket is not None and name in self.asked_back.asked:
             ticket.marks = ticket.marks or TicketMarks()
@@ -603,13 +604,6 @@ class Board:
             ticket = self._ticket(name)
             if ticket.standing in (OPEN, Standing.WAITING):
                 ticket.standing = Standing.UNSURE
-
-    def halt(self, name: bytes, now_s: float) -> None:
-        """Halt a ticket whose record cannot be read: nothing of it moves until somebody has looked."""
-        ticket = self._ticket(name)
-        self._disown(ticket)
-        self._hide(ticket, (ZERO,))
-        ticket.compared_s = now_s
 
     def _disown(self, ticket: BoardTicket, done_s: float | None = None) -> Asked | None:
         """Forget who has a ticket. Return how it was asked back, if it was. ``done_s``: as in ``_release``."""
