@@ -1,3 +1,1 @@
 """Put a master together: the composition root."""
-
-from __future__ import annotations

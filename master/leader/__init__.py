@@ -1,3 +1,1 @@
 """Lead: lease, epoch, and the scripts that carry it. Everything that leads stands on this room."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """Know which consumers there are, and whether they live."""
-
-from __future__ import annotations

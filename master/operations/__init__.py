@@ -1,3 +1,1 @@
 """Do what operators and timers ask for. Needs no leader, except for the delayed sender."""
-
-from __future__ import annotations

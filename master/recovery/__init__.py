@@ -1,3 +1,1 @@
 """Recover after a change of leader or the death of a consumer."""
-
-from __future__ import annotations
