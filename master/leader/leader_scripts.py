@@ -124,16 +124,6 @@ class LeaderCounters:
             self.on_handed_over(plan, began_ns)
 
 
-class Noted(NamedTuple):
-    """Notes of others in ``changed``: whether there are any, whether rules have changed, the tickets whose records have
-    changed, and the incarnations that have come, begin to drain, or go."""
-
-    is_any: bool
-    rules: bool
-    tickets: set[bytes]
-    consumers: set[str]
-
-
 class Packet(NamedTuple):
     """The commands of a hand-over. ``fence``: 0 where no ticket changes its owner. ``taken``: as it is noted then.
     ``left``: the entries that ``master`` gets, by the last command."""
@@ -298,8 +288,9 @@ class LeaderScripts:
         self.is_guarded = False
         self._guard(self._scripts.link.all_of([("UNWATCH",), *self._watching])[1:])
 
-    def _guard(self, replies: Sequence[Any]) -> Noted:
-        """Take the replies to ``_watching``. Return what is new of the notes."""
+    def _guard(self, replies: Sequence[Any]) -> set[tuple[bytes, bytes]]:
+        """Take the replies to ``_watching``. Return what is new of the notes, as kind and name: tickets whose records
+        have changed, incarnations that have come, begin to drain, or go, rules that have changed."""
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
@@ -309,15 +300,12 @@ class LeaderScripts:
         entries = told[0][1] if told else []
         if len(entries) == _MOST_NOTES:
             raise ReplyUnknown("others have changed more than is noted")
-        fields = [fields for _, fields in entries]
-        tickets = {one[1] for one in fields if one[0] == b"ticket"}
-        consumers = {one[1].decode(errors="replace") for one in fields if one[0] == b"consumer"}
-        noted = Noted(bool(entries), any(one[0] == b"rules" for one in fields), tickets, consumers)
+        noted = {(fields[0], fields[1]) for _, fields in entries}
         if entries:
             self.noted = entries[-1][0]
-            self.changed |= tickets
-            self.changed_consumers |= consumers
-            self.changed_rules |= noted.rules
+            self.changed |= {name for kind, name in noted if kind == b"ticket"}
+            self.changed_consumers |= {name.decode(errors="replace") for kind, name in noted if kind == b"consumer"}
+            self.changed_rules |= any(kind == b"rules" for kind, _ in noted)
         self.is_guarded, self._connection = True, self._scripts.link.connections
         return noted
 
@@ -459,11 +447,12 @@ class LeaderScripts:
         except NotNow as refused:  # the transaction may have happened, and this must not look as if it had not
             raise ReplyUnknown(f"whether the epoch is ours: {refused}") from refused
         if done is None:
-            if not noted.is_any:
+            if not noted:
                 raise ReplyUnknown("a turn was refused in our own epoch, and nobody has noted a change")
-            targets = {target.incarnation for target in plan.targets}
+            targets = {(b"consumer", target.incarnation.encode()) for target in plan.targets}
             planned = {part.ticket for target in plan.targets for part in target.parts} | index.keys()
-            return None, [], noted.rules or bool(noted.tickets & planned or noted.consumers & targets)
+            concerns = targets | {(b"ticket", name) for name in planned}
+            return None, [], any(kind == b"rules" for kind, _ in noted) or not noted.isdisjoint(concerns)
         if missing := next((one for one in done if isinstance(one, GroupMissing)), None):
             raise missing
         if failed := next((one for one in done if isinstance(one, Exception)), None):

@@ -132,7 +132,6 @@ class SourceTrimmer(Service):
         self._gatherer = gatherer
         self._every_s = every_s
         self._retention = retention
-        self._archived_only = retention.archived_only
         self._now_ms = 0  # Redis' time in this turn
         self._gives_way = False  # so much memory is used that only what is needed is kept
         self._rest: list[bytes] = []  # left to look at in this round
@@ -175,7 +174,7 @@ class SourceTrimmer(Service):
             if isinstance(facts, GroupMissing):  # destroyed just now
                 continue
             wished = [] if self._gives_way else self._retention.wishes(facts, self._now_ms)
-            decision = decide_gathered(facts, self._group, archived_only=self._archived_only, wished=wished)
+            decision = decide_gathered(facts, self._group, archived_only=self._retention.archived_only, wished=wished)
             if isinstance(decision, Refused):
                 self._tell(source, decision.problems[0])
                 continue
@@ -190,7 +189,7 @@ class SourceTrimmer(Service):
         ``Trimming.cut``: Redis does all of them before it does anything else."""
         names = {source.decode(): floor for source, floor in floors.items()}
         at_once = max(_LEAST_AT_ONCE, AT_ONCE // max(1, len(floors)))
-        for page in cut_each(self._scripts, names, at_once, self._archived_only, self._group):
+        for page in cut_each(self._scripts, names, at_once, self._retention.archived_only, self._group):
             for source, cut in zip(map(str.encode, page), page.values(), strict=True):
                 if isinstance(cut, CommandRefused):
                     if "no such key" not in str(cut):
