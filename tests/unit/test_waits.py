@@ -55,15 +55,6 @@ def test_full_memory_leaves_what_stands_behind_to_redis_until_it_is_due() -> Non
     assert board.to_read() == b"2-0"
 
 
-def test_a_look_for_what_rules_hold_back_costs_nothing_for_tickets_that_wait() -> None:
-    """It is taken while memory is full, which a hundred thousand of them can make it, and what runs goes on."""
-    board = Board(4)
-    board.waits.learn_time(REDIS_MS, NOW)
-    for number in range(20_000):
-        board.set_record(b"T%d" % number, b"waits@%d" % (REDIS_MS + 3_600_000), 5, [b"%d-1" % (number + 1)], 0.0)
-    assert _calls_of(board.unload) < 20_100, "it looks at each once, and does nothing about it"
-
-
 def test_many_that_are_due_at_once_go_on_in_their_order_at_no_cost_for_those_without_room() -> None:
     board = board_with("c", slots=2, capacity=10)
     board.waits.learn_time(REDIS_MS, NOW)
