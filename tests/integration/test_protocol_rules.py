@@ -313,7 +313,7 @@ _UNHEARD = mutant(
     _UNHEARD,
     mutant(
         "a plan is carried out although others have changed its ticket",
-        CodeEdit("usher.master.leader.leader_scripts:LeaderScripts._transaction", "noted.tickets & planned or ", ""),
+        CodeEdit("usher.master.leader.leader_scripts:LeaderScripts._transaction", "in planned}", "in ()}"),
     ),
 )
 def test_what_is_given_back_while_the_next_message_is_on_its_way_goes_before_it(stage: Stage) -> None:
