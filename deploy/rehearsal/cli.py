@@ -38,8 +38,8 @@ from usher.deploy.rehearsal.candidates import (
     redrive_command,
 )
 from usher.deploy.rehearsal.replay import Replay
-from usher.master.cli.log import place
 from usher.master.cli.shared import CommandContext, caller, configured, console, print_json, table, why_option
+from usher.master.cli.status import place
 from usher.master.cli.verbs import asks
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
 from usher.master.operations.dead_letters import DeadLetters

@@ -42,11 +42,9 @@ from usher.master.policy.backlog import BacklogLimits
 from usher.master.settings import MasterSettings
 from usher.master.verbs.documents import Lag
 from usher.master.web.api import REGISTER_BODY, routes
-from usher.master.web.messages import message_routes
-from usher.master.web.operations import operation_routes
+from usher.master.web.operators import operator_routes
 from usher.master.web.pages.site import add_pages
 from usher.master.web.parts import Desk, IncarnationFenced, NotLeader, Parts
-from usher.master.web.shelves import shelf_routes
 
 log = logging.getLogger(__name__)
 
@@ -134,9 +132,7 @@ def create_app(
     app = web.create_app(__name__, doorman, REGISTER_BODY, hosts)
     app.register_blueprint(routes(desk, health_hosts, parts.fields if parts is not None else None))
     if parts is not None:
-        app.register_blueprint(shelf_routes(parts))
-        app.register_blueprint(operation_routes(parts))
-        app.register_blueprint(message_routes(parts))
+        app.register_blueprint(operator_routes(parts))
         _add_lag(app, parts.stats)
         add_pages(app, parts)
     if metrics is not None:

@@ -16,7 +16,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs, redis_ms
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.insight.lag import stream_sums
+from usher.master.insight.stats import stream_sums
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy import charts

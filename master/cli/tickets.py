@@ -43,16 +43,17 @@ from usher.master.cli.shared import (
     unblock_hint,
 )
 from usher.master.cli.verbs import asked_of, asks, perform, shelf_command
-from usher.master.insight.lag import stream_sums
+from usher.master.insight.live_overview import MOST, StuckTickets
+from usher.master.insight.stats import stream_sums
 from usher.master.insight.status import ORDERS
-from usher.master.insight.stuck_tickets import MOST, StuckTickets
 from usher.master.membership.registry import read_registry, state_of
-from usher.master.policy.explain.facts import Reason
+from usher.master.policy.explain.explain import Reason
 from usher.master.policy.rates import rates, sample_of
 from usher.master.policy.states import BY_NAME, Queue
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.settings import OutboxUrl
-from usher.master.verbs.verbs import TICKETS, VERBS, NewOrder, TicketAsk, Tools
+from usher.master.verbs.verbs import TICKETS, VERBS, NewOrder, TicketAsk
+from usher.master.verbs.view import View
 
 
 @click.group(help="Look at tickets in processing, and order what becomes of their first messages.")
@@ -167,21 +168,21 @@ def _print_error(document: dict[str, Any]) -> None:
         click.echo(escape_control(f"    {line}"))
 
 
-def _order(order: TicketOrder) -> Callable[[Tools, str, dict[str, Any]], int]:
+def _order(order: TicketOrder) -> Callable[[View, str, dict[str, Any]], int]:
     """Return the command's way with one ticket: what it would do is said first."""
 
-    def give(tools: Tools, ticket_id: str, given: dict[str, Any]) -> int:
+    def give(view: View, ticket_id: str, given: dict[str, Any]) -> int:
         more: dict[str, Any] = {
             "grace_s": given.get("grace_s") or 0.0,
             "fields": fields_of(given.get("fields", ())) or None,
         }
         args, as_json = NewOrder.model_construct(ticket_id=ticket_id, order=order.value, **more), given["as_json"]
-        planned = VERBS["tickets order"].perform(tools, args.model_copy(update={"preview": True}))
+        planned = VERBS["tickets order"].perform(view, args.model_copy(update={"preview": True}))
         if planned.problem or given["preview"]:
             args = args.model_copy(update={"preview": True})
         elif order not in (TicketOrder.RETRY, TicketOrder.INTERRUPT):  # which harm nothing
             confirm(f"{planned.document['note']}: go on?", given["yes"], as_json)
-        return perform(tools, "tickets order", args, as_json)
+        return perform(view, "tickets order", args, as_json)
 
     return give
 
@@ -191,13 +192,12 @@ _NOTHING = (TicketState.IDLE, TicketState.NOT_FOUND)
 
 
 def with_outbox(document: dict[str, Any], rows: TicketRows, trouble: str = "") -> dict[str, Any]:
-    """Return an explanation (``TicketExplanation.document``) with what the outbox has of the ticket. ``trouble``: why
-    that is not known."""
+    """Return an explanation with what the outbox has of the ticket. ``trouble``: why that is not known."""
     unknown = [Reason("outbox_not_asked", f"its outbox is not known: {trouble}")]
     reasons = unknown if trouble else _outbox_reasons(rows)
     if not reasons:
         return document
-    shown = [{"code": reason.code, "text": reason.text} for reason in reasons]
+    shown = [reason._asdict() for reason in reasons]
     here = [*shown, *document["reasons"]] if document["state"] in _NOTHING else [*document["reasons"], *shown]
     told = {"reasons": here, "sentences": [reason["text"] for reason in here], "summary": here[0]["text"]}
     if document["state"] in _NOTHING and rows.staged:

@@ -22,22 +22,15 @@ from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketRecord, TicketStream, group_consumers_of, group_of, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.insight.lag import GroupLag, lag_of
 from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.stats import GroupLag, lag_of
 from usher.master.leader.elector import parse_held
 from usher.master.membership.registry import RegisteredConsumer, members_of, state_of
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import member_of
 from usher.master.operations.live_rules import rulebook
 from usher.master.policy.board.plans import BoardFacts
-from usher.master.policy.explain.explain import explain
-from usher.master.policy.explain.facts import (
-    ConsumerTotals,
-    OwnerFacts,
-    OwnerTold,
-    TicketExplanation,
-    TicketFacts,
-)
+from usher.master.policy.explain.explain import ConsumerTotals, OwnerFacts, OwnerTold, TicketFacts, explain
 from usher.master.policy.letters import HALT, LetterFilter
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.states import kind_of
@@ -78,7 +71,7 @@ class Explainer:
         self._ask_owner, self._board, self._pulse = ask_owner, board, pulse
         self._sources, self._by_stream = sources, by_stream
 
-    def explain(self, ticket_id: str) -> TicketExplanation:
+    def explain(self, ticket_id: str) -> dict[str, Any]:
         ticket = ticket_id.encode("utf-8", "surrogateescape")
         board = self._board(ticket)
         found = self._read(ticket_id, ticket, board)

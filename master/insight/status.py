@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, nsmallest
 from itertools import islice
+from operator import neg
 from time import thread_time
 from typing import Any, NamedTuple
 
@@ -25,12 +27,11 @@ from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.sources import SourceSelection
-from usher.common.protocol.stream_id import milliseconds
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketRecord, TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.insight.lag import stream_sums, tickets_of
+from usher.master.insight.stats import stream_sums, tickets_of
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
@@ -41,30 +42,15 @@ from usher.master.policy.ticket_filter import TicketFilter
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 100_000
-#: The most tickets in processing that are looked through for their owners.
-_MOST_INDEXED = 20_000
-#: Seconds for which the state of many sources is kept: they are looked at one by one.
-_SOURCES_KEPT_S = 2.0
+#: Seconds of a core that looking through the index for the tickets of consumers may take.
+_OWNERS_S = 0.1
+#: Seconds for which the state of many sources is kept: they are looked at one by one; and for which a scan of the index
+#: serves all lists.
+_SOURCES_KEPT_S, _SCAN_KEPT_S = 2.0, 2.0
 #: Parked messages that are looked at for their tickets at a time; records that are read at a time, and looked at.
 _PARKED, _AT_ONCE, _LOOKED_AT = 200, 5000, 2000
 #: The key of a ticket for an order, its id, its record.
 _Listed = tuple[Any, bytes, bytes]
-
-
-def _age(ticket: bytes, parts: Sequence[bytes], starts: int) -> int:
-    try:
-        return milliseconds(parts[2])
-    except (IndexError, ValueError):
-        return 0  # Usher has not written it
-
-
-#: Orders of a list: the keys of an id, the parts of a record and starts sort the first ticket to the front.
-ORDERS: Mapping[str, Callable[[bytes, Sequence[bytes], int], Any]] = {
-    "age": _age,
-    "attempts": lambda ticket, parts, starts: (-starts, _age(ticket, parts, 0)),
-    "messages": lambda ticket, parts, starts: (-sum(part.count(b" ") for part in parts[3:]), _age(ticket, parts, 0)),
-    "ticket": lambda ticket, parts, starts: ticket,
-}
 
 
 @lru_cache(1000)
@@ -72,14 +58,67 @@ def _starts(noted: bytes | None) -> int:
     return decode(noted or b"0").starts
 
 
+class _Scan:
+    """Records of the index by ticket, and what lists sort them by, in columns: kept short, because they have a hundred
+    thousand. ``is_all``: there was time for all of them; ``attempts_of``: reads the attempts of messages."""
+
+    def __init__(
+        self, records: dict[bytes, bytes], is_all: bool, attempts_of: Callable[[list[bytes]], Iterable[bytes | None]]
+    ) -> None:
+        self.records, self.is_all, self._attempts_of, self.at_s = records, is_all, attempts_of, now_s()
+
+    @cached_property
+    def words(self) -> list[bytes]:
+        """Who has each ticket; until when one waits, makes no difference."""
+        return [record.partition(b" ")[0].partition(b"@")[0] for record in self.records.values()]
+
+    @cached_property
+    def heads(self) -> list[bytes]:
+        return [b"".join(record.split(b" ", 3)[2:3]) for record in self.records.values()]
+
+    @cached_property
+    def ages(self) -> list[int]:
+        return [int(ms) if (ms := head.partition(b"-")[0]).isdigit() else 0 for head in self.heads]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        return list(map(_starts, self._attempts_of(self.heads)))
+
+    @cached_property
+    def named(self) -> set[bytes]:
+        """Messages that records of tickets without an owner name."""
+        free = (record for record in self.records.values() if b":" not in record)
+        return {one for record in free for one in record.split(b" ")[2:]}
+
+    def listed(self, wanted: TicketFilter, order: str) -> list[_Listed]:
+        """Return the tickets that may fit, as far as their records tell, as a heap."""
+        owners = dict(zip(self.words, self.records.values(), strict=True))
+        fits = {word: wanted.may_fit(record.partition(b" ")[0]) for word, record in owners.items()}
+        rows = zip(ORDERS[order](self), self.records, self.records.values(), strict=True)
+        found = [row for row, word in zip(rows, self.words, strict=True) if fits[word]]
+        heapify(found)
+        return found
+
+
+#: Orders of a list: their keys sort the first ticket to the front.
+ORDERS: Mapping[str, Callable[[_Scan], Iterable[Any]]] = {
+    "age": lambda scan: scan.ages,
+    "attempts": lambda scan: zip(map(neg, scan.starts), scan.ages, strict=True),
+    "messages": lambda scan: zip((-record.count(b" ") for record in scan.records.values()), scan.ages, strict=True),
+    "ticket": lambda scan: scan.records,
+}
+
+
 class FoundTickets(NamedTuple):
-    """Tickets that fit a filter. ``number``: of all that were found; ``is_all``: nothing was left out of the search;
-    ``are_first``: no other one comes before the last row."""
+    """Tickets that fit a filter, as they are now. ``number``: of all that were found; ``is_all``: nothing was left out
+    of the search; ``are_first``: no other one comes before the last row; ``age_s``: how long ago the index was looked
+    through for them."""
 
     rows: list[dict[str, Any]]
     number: int
     is_all: bool
     are_first: bool
+    age_s: float
 
 
 class _Looked(NamedTuple):
@@ -107,7 +146,8 @@ class StatusReader:
         self._ticket_field, self._link = ticket_field, link
         self._sources = SourcesReader(link, keys, sources) if sources is not None else None
         self._keys, self._stream, self._scripts = keys, TicketStream(link, keys), ScriptRunner(link)
-        self._letters = DeadLetters(link, keys)
+        self._letters, self._scanning = DeadLetters(link, keys), threading.Lock()
+        self._scan: _Scan | None = None
         self._seen_sources: tuple[float, dict[str, Any]] | None = None
 
     def overview(self) -> dict[str, Any]:
@@ -145,9 +185,10 @@ class StatusReader:
             group = {}
         rows = consumer_rows(self._link, self._keys, read_rules(self._link, self._keys), group)
         having: dict[bytes, list[str]] = {str(row["incarnation"]).encode(): [] for row in rows}
-        for ticket, record in islice(self._stream.records(), _MOST_INDEXED):
-            if record is not None and record.owner in having:
-                having[record.owner].append(ticket.decode(errors="replace"))
+        scan = self._scanned(_OWNERS_S)
+        for ticket, owner in zip(scan.records, scan.words, strict=True):
+            if owner in having:
+                having[owner].append(ticket.decode(errors="replace"))
         return [row | {"ticket_ids": sorted(having[str(row["incarnation"]).encode()])} for row in rows]
 
     def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
@@ -161,59 +202,65 @@ class StatusReader:
     def each(self, wanted: TicketFilter) -> Iterator[list[dict[str, Any]]]:
         """Yield page by page the tickets of the index that fit; a ticket whose record changes meanwhile may come
         twice."""
-        for found in self._listed(wanted, "age", set()):
+        for records in self._pages():
+            found = _Scan(records, False, self._attempts_of).listed(wanted, "age")
             yield [one.row() for one in self._fitting(found, wanted)]
 
     def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> FoundTickets:
         """Return the first ``most`` tickets of all that fit, in an order of ``ORDERS``: they are looked at in that
         order, until there are so many, or that took ``within_s`` seconds of a core. (On a machine that is overloaded a
         page that comes late is better than one that found nothing.)"""
-        began_s, listed, is_whole, named = thread_time(), list[_Listed](), True, set[bytes]()
-        for page in self._listed(wanted, order, named):
-            listed += page
-            if thread_time() - began_s > within_s / 2:
-                is_whole = False
-                break
+        began_s, scan = thread_time(), self._scanned(within_s / 2)
         parked, has_parked, found = list[dict[str, Any]](), True, list[_Looked]()
         if wanted.wants_waiting:
-            parked, has_parked = self.parked(most, wanted.fits, now_s() + within_s, named)
-        heapify(listed)
+            parked, has_parked = self.parked(most, wanted.fits, now_s() + within_s, scan.named)
+        listed = scan.listed(wanted, order)
         while listed and len(found) < most and thread_time() - began_s < within_s:
             found += self._fitting([heappop(listed) for _ in range(min(len(listed), _LOOKED_AT))], wanted)
-        rows = [(one.key, one.row()) for one in found[:most]]
-        for row in parked:
-            parts = f"x 0 {' '.join(row['message_ids'])}".encode().split(b" ", 3)
-            rows.append((ORDERS[order](row["ticket_id"].encode(), parts, 0), row))
+        looked, found = len(found), self._now(found[:most], wanted)
+        number = looked - min(looked, most) + len(found) + len(parked)
+        free = {row["ticket_id"].encode(): f"x 0 {' '.join(row['message_ids'])}".encode() for row in parked}
+        of_parked = ORDERS[order](_Scan(free, True, lambda ids: [None] * len(ids)))
+        rows = [(one.key, one.row()) for one in found] + list(zip(of_parked, parked, strict=True))
         shown = [row for _, row in nsmallest(most, rows, key=lambda one: one[0])]
         self.explained([row for row in shown if row.get("last_error") is None])
-        is_all = is_whole and has_parked and not listed
-        are_first = is_all or (is_whole and has_parked and len(shown) == most)
-        return FoundTickets(shown, len(found) + len(parked), is_all, are_first)
+        is_all = scan.is_all and has_parked and not listed
+        are_first = is_all or (scan.is_all and has_parked and len(shown) == most)
+        return FoundTickets(shown, number, is_all, are_first, now_s() - scan.at_s)
 
-    def _listed(self, wanted: TicketFilter, order: str, named: set[bytes]) -> Iterator[list[_Listed]]:
-        """Yield page by page the tickets of the index that may fit, as far as their records tell. ``named`` gets the
-        messages that records of tickets without an owner name, if those of others that wait are wanted. Kept short,
-        because it runs by the hundred thousand."""
-        key, known, noted, names = ORDERS[order], dict[bytes, bool](), dict[bytes, int](), wanted.wants_waiting
+    def _scanned(self, within_s: float) -> _Scan:
+        """Return the index as one scan found it, at most ``_SCAN_KEPT_S`` ago: who asks meanwhile waits for the same
+        one. It has what ``within_s`` seconds of a core were enough for."""
+        with self._scanning:
+            if self._scan is None or now_s() - self._scan.at_s > _SCAN_KEPT_S:
+                began_s, records, is_all = thread_time(), dict[bytes, bytes](), True
+                for page in self._pages():
+                    records |= page
+                    if not (is_all := thread_time() - began_s <= within_s):
+                        break
+                self._scan = _Scan(records, is_all, self._attempts_of)
+            return self._scan
+
+    def _pages(self) -> Iterator[dict[bytes, bytes]]:
         cursor = b""
         while cursor != b"0":
             cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor or b"0", "COUNT", _AT_ONCE)
-            found = []
-            if order == "attempts" and flat:
-                ids = [b"".join(record.split(b" ", 3)[2:3]) for record in flat[1::2]]
-                noted = dict(zip(ids, map(_starts, self._link.call("HMGET", self._keys.attempts, *ids)), strict=True))
-            for ticket, record in zip(flat[::2], flat[1::2], strict=True):
-                parts = record.split(b" ", 3)
-                # until when one waits, makes no difference
-                word = b"waits@" if record.startswith(b"waits@") else parts[0]
-                if word not in known:
-                    known[word] = wanted.may_fit(parts[0])
-                if known[word]:
-                    starts = noted.get(parts[2], 0) if noted and len(parts) > 2 else 0
-                    found.append((key(ticket, parts, starts), ticket, record))
-                if names and b":" not in word:
-                    named.update(record.split(b" ")[2:])
-            yield found
+            yield pairs(flat)
+
+    def _attempts_of(self, ids: list[bytes]) -> list[bytes | None]:
+        parts = (ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE))
+        return [one for some in parts for one in self._link.call("HMGET", self._keys.attempts, *some)]
+
+    def _now(self, found: list[_Looked], wanted: TicketFilter) -> list[_Looked]:
+        """Look again at those whose records have changed since the scan; those that do not fit any more are left
+        out."""
+        values = self._link.call("HMGET", self._keys.tickets, *(one.ticket for one in found)) if found else []
+        both = list(zip(found, values, strict=True))
+        changed = [(one.key, one.ticket, now) for one, now in both if now not in (None, one.record)]
+        fit = [one for one in changed if wanted.may_fit(one[2].partition(b" ")[0])]
+        again = {one.ticket: one for one in self._fitting(fit, wanted)}
+        as_now = [one if now == one.record else again.get(one.ticket) for one, now in both]
+        return [one for one in as_now if one is not None]
 
     def _fitting(self, listed: Sequence[_Listed], wanted: TicketFilter) -> list[_Looked]:
         found = _look_at(self._link, self._keys, listed, wanted)
@@ -365,19 +412,17 @@ def _look_at(link: Link, keys: Keys, listed: Sequence[_Listed], wanted: TicketFi
     noted, errors, *leases = link.all_of([*asked, *leased]) or ((), ())
     lost = {owner for owner, there in zip(owners, leases, strict=True) if not there}
     book = read_rules(link, keys) if "returned" in kinds.values() else Rulebook()
-    fits, found = dict[tuple[str, str, bytes | None], bool](), list[_Looked]()
+    unfit, found = set[tuple[bytes, bytes | None]](), list[_Looked]()
     for one, word, value, text in zip(listed, words, noted, errors, strict=True):
-        kind, lease = kinds[word], "lost" if word in lost else "live"
-        alike = (kind, lease, value)  # but for errors and rules
-        if text is None and kind != "returned" and not fits.get(alike, True):
+        if text is None and (word, value) in unfit:
             continue
-        error, rule = decode_error(text), book.of(one[1]) if kind == "returned" else None
+        kind, lease, error = kinds[word], "lost" if word in lost else "live", decode_error(text)
+        rule = book.of(one[1]) if kind == "returned" else None
         seen = Seen(kind, lease, NEVER if value is None else decode(value), 0, rule, told_alike(error))
-        is_wanted = wanted.has_state(ticket_state(seen).name)
-        if text is None:
-            fits[alike] = is_wanted
-        if is_wanted:
+        if wanted.has_state(ticket_state(seen).name):
             found.append(_Looked(*one, seen, error))
+        elif text is None and kind != "returned":  # where nothing else differs
+            unfit.add((word, value))
     return found
 
 

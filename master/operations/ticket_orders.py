@@ -41,7 +41,7 @@ class OrderResult(NamedTuple):
         return self._asdict() | {"message_id": self.message_id or None, "consumer": self.consumer or None}
 
 
-#: Explains a ticket, as a document (``usher.master.policy.explain.facts``).
+#: Explains a ticket, as a document (``usher.master.policy.explain.explain``).
 Explain = Callable[[str], dict[str, Any]]
 
 

@@ -3,9 +3,10 @@ one for its routes and pages."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
@@ -23,12 +24,11 @@ from usher.master.operations.delayed_messages import DelayedView
 from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.policy.board.plans import BoardFacts
-from usher.master.verbs.verbs import Tools
 
 
 class View:
-    """``within_s``: the time for fields of messages; ``ask_owner``, ``board``, ``pulse``: see ``Explainer``. Safe for
-    many threads if the link is."""
+    """``by``: who acts with it; ``within_s``: the time for fields of messages; ``ask_owner``, ``board``, ``pulse``: see
+    ``Explainer``. Safe for many threads if the link is."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class View:
         board: Callable[[bytes], BoardFacts | None] = lambda ticket: None,
         pulse: LiveOverview | None = None,
     ) -> None:
-        self.settings, self.link, self.keys = settings, link, keys
+        self.settings, self.link, self.keys, self.by = settings, link, keys, By("", "")
         field, lease_ms = settings.work_ticket_field, int(settings.lease_seconds * 1000)
         self.status = StatusReader(link, keys, settings.sources, field)
         self.stats = StreamStatsReader(link, keys, self.status.sources)
@@ -55,9 +55,10 @@ class View:
 
     def explained(self, ticket_id: str) -> dict[str, Any]:
         """Return the explanation of a ticket, as a document."""
-        return self.explainer.explain(ticket_id).document()
+        return self.explainer.explain(ticket_id)
 
-    def tools(self, by: By) -> Tools:
-        """Return what verbs act with, for their caller."""
-        acting = (self.letters, self.delayed, self.rules, self.orders, self.action_log)
-        return Tools(self.keys, *acting, self.status.each, by)
+    def acting(self, by: By) -> Self:
+        """Return the same view for the verbs of a caller."""
+        mine = copy.copy(self)
+        mine.by = by
+        return mine

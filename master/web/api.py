@@ -30,9 +30,9 @@ from usher.common.protocol.registration import (
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import checked_by
 from usher.master.dispatch.events import Report
+from usher.master.insight.ticket_feed import parse_position
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.messages.fields import MessageFields
-from usher.master.policy.explain.ticket_events import parse_position
 from usher.master.verbs.documents import (
     Audit,
     Consumers,
@@ -43,8 +43,7 @@ from usher.master.verbs.documents import (
     TicketRow,
     Tickets,
 )
-from usher.master.web.parts import Desk
-from usher.master.web.seen import seen, with_fields
+from usher.master.web.parts import Desk, seen, with_fields
 
 log = logging.getLogger(__name__)
 

@@ -143,7 +143,7 @@ _LEADS = (
                 *(f"master/{room}/**/*.py" for room in _LEADS),
                 *(
                     "common/doctor/source_status.py",
-                    "master/cli/trim.py",
+                    "master/cli/status.py",
                     "master/cli/dead.py",
                     "master/cli/shared.py",
                     "deploy/rehearsal/replay.py",

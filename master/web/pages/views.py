@@ -2,33 +2,128 @@
 
 from __future__ import annotations
 
+import datetime
 import re
-from typing import Any
+import secrets
+import zoneinfo
+from collections.abc import Mapping
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from flask import Blueprint, g, render_template, request
+from itsdangerous import BadSignature, URLSafeSerializer
 from jinja2 import TemplateError
 
 from usher.common.base.clock import now_s
-from usher.common.http.app import Problem
+from usher.common.base.durations import moment_ms
+from usher.common.http.app import Problem, read_model
 from usher.common.http.credentials import Role
 from usher.common.protocol.message import ticket_value
 from usher.common.protocol.stream_id import is_id
 from usher.master.charts.drawing import WIDTH, draw, kinds, totals, turns
 from usher.master.insight.formatting import sent_ms
-from usher.master.insight.status import ticket_rows
+from usher.master.insight.status import ORDERS, ticket_rows
 from usher.master.insight.ticket_history import BAR
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
 from usher.master.policy.letters import HALT, LetterFilter, also_for
-from usher.master.policy.rules import MOST_RULES, alike
+from usher.master.policy.rules import LONGEST_REASON, MOST_RULES, alike
 from usher.master.verbs.bulk import BulkJob
-from usher.master.verbs.verbs import DelayedAsk, DryRun, LetterAsk, TicketAsk, Verb, editable
+from usher.master.verbs.verbs import Ask, DelayedAsk, DryRun, LetterAsk, TicketAsk, Verb, editable
 from usher.master.web.api import read_ticket_id
-from usher.master.web.messages import find_messages, message_facts, query_bytes
-from usher.master.web.pages.forms import AGES, asked_of, asked_sort, local_zone, refused
-from usher.master.web.parts import Parts
-from usher.master.web.seen import seen, sees_texts, with_fields
-from usher.master.web.shelves import shown
+from usher.master.web.operators import find_messages, message_facts, query_bytes, shown
+from usher.master.web.parts import Parts, seen, sees_texts, with_fields
+
+#: Choices of ``younger_than_s``.
+AGES = (("", "any age"), ("900", "15 min"), ("3600", "1 h"), ("21600", "6 h"), ("86400", "1 d"), ("604800", "7 d"))
+#: Most characters of a message about what was done.
+_LONGEST = 1000
+_ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,2}")
+#: The zone of a form that means the master's own.
+LOCAL = "local"
+T = TypeVar("T", bound=Ask)
+
+
+def asked_of(ask: type[T], given: Mapping[str, str]) -> T:
+    """Return the filter that a query or a form asks for. Raises Problem 422."""
+    return read_model(ask, {name: text for name in ask.model_fields if (text := given.get(name, ""))}, False)
+
+
+def asked_sort(given: Mapping[str, str]) -> str:
+    if (sort := given.get("sort", "")) not in ("", *ORDERS):
+        raise refused(f"sort is one of {', '.join(ORDERS)}")
+    return sort
+
+
+def group_url(group: Mapping[str, Any]) -> str:
+    return "/tickets?" + urlencode({"state": group["state"], "error": group["error"]})
+
+
+def read_why() -> str:
+    """Return the reason that a form gives. Raises Problem 422, as the same over JSON does; so read it before anything
+    is done."""
+    why = request.form.get("why", "").strip()[:LONGEST_REASON]
+    if not why.isprintable():
+        raise refused("the reason must be one line of text, without control characters")
+    return why
+
+
+def read_form_text(name: str, most: int) -> str:
+    value = request.form.get(name, "")
+    if not 0 < len(value) <= most:
+        raise refused(f"{name} must be text of 1 to {most} characters")
+    return value
+
+
+def refused(why: str) -> Problem:
+    return Problem(422, "invalid_fields", why)
+
+
+class FlashMessages:
+    """Messages about what was done, in the addresses of pages: signed by this master, else a link could make a page
+    show any text."""
+
+    def __init__(self) -> None:
+        self._signer = URLSafeSerializer(secrets.token_bytes(32))
+
+    def put(self, text: str) -> str:
+        return str(self._signer.dumps(text[:_LONGEST]))
+
+    def get(self, signed: str) -> str:
+        try:
+            return str(self._signer.loads(signed))
+        except BadSignature:
+            return ""
+
+
+# -- times
+
+
+def asked_moment() -> int:
+    """Return the time that a form gives, in its zone. Raises Problem 422, with a sentence."""
+    text, zone = request.form.get("at", "").strip(), request.form.get("zone", "")
+    if not text:
+        raise refused("say when they are to be sent: give a time beside the button")
+    try:
+        return moment_ms(text, None if zone == LOCAL else lambda: _zone(zone))
+    except ValueError as wrong:
+        raise refused(str(wrong).replace("write e.g.", "write the time as")) from None
+
+
+def _zone(name: str) -> datetime.tzinfo:
+    if name == "UTC":
+        return datetime.UTC
+    try:
+        if not _ZONE.fullmatch(name):
+            raise ValueError
+        return zoneinfo.ZoneInfo(name)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        raise refused("this master does not know the zone of the time: choose UTC") from None
+
+
+def local_zone() -> str:
+    here = datetime.datetime.now().astimezone()
+    return f"{here:%Z} (now UTC{here:%:z})" if here.utcoffset() else ""
+
 
 _SCAN_CURSOR = re.compile(r"[0-9]{1,20}")
 STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
@@ -199,7 +294,7 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
     if not 0 < len(ticket_id.encode()) <= _LONGEST_ID:
         raise refused(f"a ticket id has 1 to {_LONGEST_ID} bytes")
     try:
-        explained = parts.explainer.explain(ticket_id).document()
+        explained = parts.explainer.explain(ticket_id)
         owner, known = explained["owner"], [entry["id"] for entry in explained["entries"]]
         held = (owner["incarnation"], explained["fence"]) if owner and explained["fence"] else None
         timeline = parts.history.timeline(ticket_id, request.args.get("back"), known, held)
@@ -209,6 +304,8 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
     shown = with_fields(lambda some: parts.fields.add(some, lambda row: row["id"]), entries[:_ENTRIES])
     facts: dict[str, Any] = {"entries": shown, "more_entries": max(0, len(entries) - _ENTRIES)}
     facts["orders"] = parts.orders.offers(explained)
+    letter = explained["dead_letter"] or explained["last_dead_letter"]
+    facts["traces"] = parts.fields.traces([letter]) if letter and sees_texts() else {}
     facts |= {"bar": BAR, "timeline": timeline, "explained": explained}
     return render_page("tickets/ticket.html", "tickets", ticket_id=ticket_id, **facts)
 
@@ -236,6 +333,7 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
         facts |= {"told": asked.told(""), "jobs": parts.bulk.jobs[:5], "also": also_for(parts.letters.other_groups())}
         following = found.cursor and "/dead-letters?" + urlencode({**given, "before": found.cursor.decode()})
         rows = with_fields(parts.fields.add_to_letters, [one.row() for one in found.letters])
+        facts["traces"] = parts.fields.traces(rows) if sees_texts() else {}
         return render_page("letters/letters.html", "dead-letters", rows=rows, next_page=following, **facts)
 
     @views.get("/dead-letters/<letter_id>")
