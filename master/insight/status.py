@@ -7,9 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from heapq import heapify, heappop, nsmallest
 from itertools import islice
-from operator import neg
 from time import thread_time
 from typing import Any, NamedTuple
 
@@ -19,7 +17,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing
 from usher.common.doctor.judgements import INFO_COMMANDS, write_trouble
 from usher.common.doctor.source_status import SourcesReader
-from usher.common.protocol.attempts import NEVER, decode
+from usher.common.protocol.attempts import NEVER, Attempts, decode
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import decode as decode_error
@@ -49,32 +47,32 @@ _OWNERS_S = 0.1
 _SOURCES_KEPT_S, _SCAN_KEPT_S = 2.0, 2.0
 #: Parked messages that are looked at for their tickets at a time; records that are read at a time, and looked at.
 _PARKED, _AT_ONCE, _LOOKED_AT = 200, 5000, 2000
-#: The key of a ticket for an order, its id, its record.
-_Listed = tuple[Any, bytes, bytes]
 
 
 @lru_cache(1000)
-def _starts(noted: bytes | None) -> int:
-    return decode(noted or b"0").starts
+def _attempts(noted: bytes | None) -> Attempts:
+    return NEVER if noted is None else decode(noted)
 
 
 class _Scan:
-    """Records of the index by ticket, and what lists sort them by, in columns: kept short, because they have a hundred
-    thousand. ``is_all``: there was time for all of them; ``attempts_of``: reads the attempts of messages."""
+    """Tickets and their records, and what lists choose and sort them by, in columns: kept short, because they have a
+    hundred thousand. ``is_all``: there was time for all of them."""
 
-    def __init__(
-        self, records: dict[bytes, bytes], is_all: bool, attempts_of: Callable[[list[bytes]], Iterable[bytes | None]]
-    ) -> None:
-        self.records, self.is_all, self._attempts_of, self.at_s = records, is_all, attempts_of, now_s()
+    def __init__(self, link: Link, keys: Keys, found: Mapping[bytes, bytes], is_all: bool = True) -> None:
+        self._link, self._keys, self.is_all, self.at_s = link, keys, is_all, now_s()
+        self.tickets, self.records = list(found), list(found.values())
+        self._orders = dict[str, list[int]]()
 
     @cached_property
     def words(self) -> list[bytes]:
         """Who has each ticket; until when one waits, makes no difference."""
-        return [record.partition(b" ")[0].partition(b"@")[0] for record in self.records.values()]
+        return [record.partition(b" ")[0].partition(b"@")[0] for record in self.records]
 
     @cached_property
     def heads(self) -> list[bytes]:
-        return [b"".join(record.split(b" ", 3)[2:3]) for record in self.records.values()]
+        """The first message of each ticket; b"" where Usher has not written the record."""
+        parts = (record.split(b" ", 3) for record in self.records)
+        return [part[2] if len(part) > 2 and part[1].isdigit() else b"" for part in parts]
 
     @cached_property
     def ages(self) -> list[int]:
@@ -82,30 +80,35 @@ class _Scan:
 
     @cached_property
     def starts(self) -> list[int]:
-        return list(map(_starts, self._attempts_of(self.heads)))
+        parts = (self.heads[at : at + _AT_ONCE] for at in range(0, len(self.heads), _AT_ONCE))
+        return [_attempts(one).starts for ids in parts for one in self._link.call("HMGET", self._keys.attempts, *ids)]
 
     @cached_property
     def named(self) -> set[bytes]:
         """Messages that records of tickets without an owner name."""
-        free = (record for record in self.records.values() if b":" not in record)
-        return {one for record in free for one in record.split(b" ")[2:]}
+        free = [record for record in self.records if b":" not in record]
+        return {*self.heads, *(one for record in free if record.count(b" ") > 2 for one in record.split(b" ")[3:])}
 
-    def listed(self, wanted: TicketFilter, order: str) -> list[_Listed]:
-        """Return the tickets that may fit, as far as their records tell, as a heap."""
-        owners = dict(zip(self.words, self.records.values(), strict=True))
+    def order(self, name: str) -> list[int]:
+        """Return the places of all tickets, the first one first."""
+        if name not in self._orders:
+            by_age = range(len(self.records)) if name == "age" else self.order("age")
+            self._orders[name] = sorted(by_age, key=ORDERS[name](self).__getitem__)
+        return self._orders[name]
+
+    def places(self, wanted: TicketFilter, order: str) -> Iterator[int]:
+        """Yield, in an order, the places of tickets that may fit, as far as their records tell."""
+        words, owners = self.words, dict(zip(self.words, self.records, strict=True))
         fits = {word: wanted.may_fit(record.partition(b" ")[0]) for word, record in owners.items()}
-        rows = zip(ORDERS[order](self), self.records, self.records.values(), strict=True)
-        found = [row for row, word in zip(rows, self.words, strict=True) if fits[word]]
-        heapify(found)
-        return found
+        return (at for at in self.order(order) if fits[words[at]])
 
 
-#: Orders of a list: their keys sort the first ticket to the front.
-ORDERS: Mapping[str, Callable[[_Scan], Iterable[Any]]] = {
+#: Orders of a list: the columns that it is sorted by; what is alike comes by age.
+ORDERS: Mapping[str, Callable[[_Scan], Sequence[Any]]] = {
     "age": lambda scan: scan.ages,
-    "attempts": lambda scan: zip(map(neg, scan.starts), scan.ages, strict=True),
-    "messages": lambda scan: zip((-record.count(b" ") for record in scan.records.values()), scan.ages, strict=True),
-    "ticket": lambda scan: scan.records,
+    "attempts": lambda scan: [-starts for starts in scan.starts],
+    "messages": lambda scan: [-record.count(b" ") for record in scan.records],
+    "ticket": lambda scan: scan.tickets,
 }
 
 
@@ -122,10 +125,8 @@ class FoundTickets(NamedTuple):
 
 
 class _Looked(NamedTuple):
-    """A ticket of the index, its place in a list, and what one look at Redis tells of it. ``made``: its row, if there
-    is one already."""
+    """A ticket of the index, and what one look at Redis tells of it. ``made``: its row, if there is one already."""
 
-    key: Any
     ticket: bytes
     record: bytes
     seen: Seen
@@ -186,7 +187,7 @@ class StatusReader:
         rows = consumer_rows(self._link, self._keys, read_rules(self._link, self._keys), group)
         having: dict[bytes, list[str]] = {str(row["incarnation"]).encode(): [] for row in rows}
         scan = self._scanned(_OWNERS_S)
-        for ticket, owner in zip(scan.records, scan.words, strict=True):
+        for ticket, owner in zip(scan.tickets, scan.words, strict=True):
             if owner in having:
                 having[owner].append(ticket.decode(errors="replace"))
         return [row | {"ticket_ids": sorted(having[str(row["incarnation"]).encode()])} for row in rows]
@@ -203,28 +204,29 @@ class StatusReader:
         """Yield page by page the tickets of the index that fit; a ticket whose record changes meanwhile may come
         twice."""
         for records in self._pages():
-            found = _Scan(records, False, self._attempts_of).listed(wanted, "age")
-            yield [one.row() for one in self._fitting(found, wanted)]
+            scan = _Scan(self._link, self._keys, records)
+            yield [one.row() for one in self._fitting(scan, list(scan.places(wanted, "age")), wanted)]
 
     def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> FoundTickets:
         """Return the first ``most`` tickets of all that fit, in an order of ``ORDERS``: they are looked at in that
         order, until there are so many, or that took ``within_s`` seconds of a core. (On a machine that is overloaded a
         page that comes late is better than one that found nothing.)"""
         began_s, scan = thread_time(), self._scanned(within_s / 2)
-        parked, has_parked, found = list[dict[str, Any]](), True, list[_Looked]()
+        parked, has_parked, found, is_over = list[dict[str, Any]](), True, list[_Looked](), False
         if wanted.wants_waiting:
             parked, has_parked = self.parked(most, wanted.fits, now_s() + within_s, scan.named)
-        listed = scan.listed(wanted, order)
-        while listed and len(found) < most and thread_time() - began_s < within_s:
-            found += self._fitting([heappop(listed) for _ in range(min(len(listed), _LOOKED_AT))], wanted)
+        places = scan.places(wanted, order)
+        while not is_over and len(found) < most and thread_time() - began_s < within_s:
+            some = list(islice(places, _LOOKED_AT))
+            found, is_over = found + self._fitting(scan, some, wanted), len(some) < _LOOKED_AT
         looked, found = len(found), self._now(found[:most], wanted)
         number = looked - min(looked, most) + len(found) + len(parked)
+        rows = {row["ticket_id"].encode(): row for row in parked} | {one.ticket: one.row() for one in found}
         free = {row["ticket_id"].encode(): f"x 0 {' '.join(row['message_ids'])}".encode() for row in parked}
-        of_parked = ORDERS[order](_Scan(free, True, lambda ids: [None] * len(ids)))
-        rows = [(one.key, one.row()) for one in found] + list(zip(of_parked, parked, strict=True))
-        shown = [row for _, row in nsmallest(most, rows, key=lambda one: one[0])]
+        both = _Scan(self._link, self._keys, free | {one.ticket: one.record for one in found})
+        shown = [rows[both.tickets[at]] for at in both.order(order)[:most]]
         self.explained([row for row in shown if row.get("last_error") is None])
-        is_all = scan.is_all and has_parked and not listed
+        is_all = scan.is_all and has_parked and is_over
         are_first = is_all or (scan.is_all and has_parked and len(shown) == most)
         return FoundTickets(shown, number, is_all, are_first, now_s() - scan.at_s)
 
@@ -238,7 +240,7 @@ class StatusReader:
                     records |= page
                     if not (is_all := thread_time() - began_s <= within_s):
                         break
-                self._scan = _Scan(records, is_all, self._attempts_of)
+                self._scan = _Scan(self._link, self._keys, records, is_all)
             return self._scan
 
     def _pages(self) -> Iterator[dict[bytes, bytes]]:
@@ -247,35 +249,27 @@ class StatusReader:
             cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor or b"0", "COUNT", _AT_ONCE)
             yield pairs(flat)
 
-    def _attempts_of(self, ids: list[bytes]) -> list[bytes | None]:
-        parts = (ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE))
-        return [one for some in parts for one in self._link.call("HMGET", self._keys.attempts, *some)]
-
     def _now(self, found: list[_Looked], wanted: TicketFilter) -> list[_Looked]:
         """Look again at those whose records have changed since the scan; those that do not fit any more are left
         out."""
         values = self._link.call("HMGET", self._keys.tickets, *(one.ticket for one in found)) if found else []
-        both = list(zip(found, values, strict=True))
-        changed = [(one.key, one.ticket, now) for one, now in both if now not in (None, one.record)]
-        fit = [one for one in changed if wanted.may_fit(one[2].partition(b" ")[0])]
-        again = {one.ticket: one for one in self._fitting(fit, wanted)}
-        as_now = [one if now == one.record else again.get(one.ticket) for one, now in both]
+        now = {one.ticket: value for one, value in zip(found, values, strict=True)}
+        changed = {one.ticket: value for one in found if (value := now[one.ticket]) not in (None, one.record)}
+        scan = _Scan(self._link, self._keys, changed)
+        again = {one.ticket: one for one in self._fitting(scan, list(scan.places(wanted, "age")), wanted)}
+        as_now = [one if now[one.ticket] == one.record else again.get(one.ticket) for one in found]
         return [one for one in as_now if one is not None]
 
-    def _fitting(self, listed: Sequence[_Listed], wanted: TicketFilter) -> list[_Looked]:
-        found = _look_at(self._link, self._keys, listed, wanted)
+    def _fitting(self, scan: _Scan, places: Sequence[int], wanted: TicketFilter) -> list[_Looked]:
+        found = _look_at(self._link, self._keys, scan, places, wanted)
         if not wanted.error:
             return found
         # Of a halted ticket its letter may tell the error: for each of these letters all may be looked through.
         unknown = [one for one in found if one.error is None and one.seen.kind == "halted"]
         told = self.explained([one.row() for one in unknown])
         rows = {one.ticket: row for one, row in zip(unknown, told, strict=True)}
-        kept = []
-        for one in found:
-            row, error = rows.get(one.ticket), last_error(one.seen.attempts, one.error)
-            if wanted.has_error(row["last_error"] if row is not None else error and error._asdict()):
-                kept.append(one._replace(made=row))
-        return kept
+        known = [one._replace(made=rows.get(one.ticket)) for one in found]
+        return [one for one in known if one.made is None or wanted.has_error(one.made["last_error"])]
 
     def parked(
         self,
@@ -395,33 +389,36 @@ def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
 def ticket_rows(link: Link, keys: Keys, found: Iterable[tuple[bytes, bytes]]) -> list[dict[str, Any]]:
     """Return rows of tickets and their records, with what they are doing, in the words of explain, as far as one look
     at Redis can tell: the owner alone knows whether a handler runs at this moment, and is not asked."""
-    return [one.row() for one in _look_at(link, keys, [(0, *pair) for pair in found], TicketFilter())]
+    scan = _Scan(link, keys, dict(found))
+    return [one.row() for one in _look_at(link, keys, scan, range(len(scan.tickets)), TicketFilter())]
 
 
-def _look_at(link: Link, keys: Keys, listed: Sequence[_Listed], wanted: TicketFilter) -> list[_Looked]:
-    """Return those that are in a wanted state, with what they are doing: in one round trip for all, and one for the
-    rules if any was given back. Kept short, because it runs by the ten thousand."""
-    heads = [record.split(b" ", 3) for _, _, record in listed]
-    heads = [head if len(head) > 2 and head[1].isdigit() else [b"", b"", b""] for head in heads]
-    words, ids = [head[0].partition(b"@")[0] for head in heads], [head[2] for head in heads]
-    named = dict(zip(words, (head[0] for head in heads), strict=True))  # until when one waits, makes no difference
+def _look_at(link: Link, keys: Keys, scan: _Scan, places: Sequence[int], wanted: TicketFilter) -> list[_Looked]:
+    """Return those that are in a wanted state, with what they are doing, and may have a wanted error: in one round trip
+    for all, and one for the rules if any was given back. Kept short, because it runs by the ten thousand."""
+    heads, words = scan.heads, scan.words
+    named = {words[at]: scan.records[at].partition(b" ")[0] for at in places}
     kinds = {word: kind_of(owner) or "unreadable" for word, owner in named.items()}
-    owners = [owner for word, owner in named.items() if kinds[word] == "owned"]
+    owners, ids = [owner for word, owner in named.items() if kinds[word] == "owned"], [heads[at] for at in places]
     asked: list[tuple[str | bytes, ...]] = [("HMGET", key, *ids) for key in (keys.attempts, keys.errors) if ids]
     leased = [("EXISTS", keys.lease(owner.decode(errors="replace"))) for owner in owners]
     noted, errors, *leases = link.all_of([*asked, *leased]) or ((), ())
     lost = {owner for owner, there in zip(owners, leases, strict=True) if not there}
     book = read_rules(link, keys) if "returned" in kinds.values() else Rulebook()
     unfit, found = set[tuple[bytes, bytes | None]](), list[_Looked]()
-    for one, word, value, text in zip(listed, words, noted, errors, strict=True):
+    for at, value, text in zip(places, noted, errors, strict=True):
+        word, ticket = words[at], scan.tickets[at]
         if text is None and (word, value) in unfit:
             continue
-        kind, lease, error = kinds[word], "lost" if word in lost else "live", decode_error(text)
-        rule = book.of(one[1]) if kind == "returned" else None
-        seen = Seen(kind, lease, NEVER if value is None else decode(value), 0, rule, told_alike(error))
-        if wanted.has_state(ticket_state(seen).name):
-            found.append(_Looked(*one, seen, error))
-        elif text is None and kind != "returned":  # where nothing else differs
+        kind, lease = kinds[word] if heads[at] else "unreadable", "lost" if word in lost else "live"
+        known, error = _attempts(value), decode_error(text)
+        has_error = not wanted.error or (kind == "halted" and error is None)  # whose letter may tell it
+        has_error = has_error or ((last := last_error(known, error)) is not None and wanted.has_error(last._asdict()))
+        rule = book.of(ticket) if kind == "returned" and has_error else None
+        seen = Seen(kind, lease, known, 0, rule, told_alike(error))
+        if has_error and wanted.has_state(ticket_state(seen).name):
+            found.append(_Looked(ticket, scan.records[at], seen, error))
+        elif text is None and heads[at] and kind != "returned":  # where nothing else differs
             unfit.add((word, value))
     return found
 
