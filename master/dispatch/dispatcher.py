@@ -515,7 +515,7 @@ class Dispatcher(Service):
     def _take_new_entries(self) -> bool:
         """Take what was read, by the plan that contains it, and read on. Return whether more can be done at once."""
         assert self._steps is not None
-        new = self._cursor.next(self.board, now_s())
+        new = self._cursor.next(self.board, self._steps, now_s())
         if new is None:
             return False
         entries = self._sort(new)
@@ -528,7 +528,8 @@ class Dispatcher(Service):
         plan = (None if entries.late else self.board.plan(self._cursor.batch(self.board), now)) or NOTHING
         count, index = self._cursor.count(self.board, new), self.board.outdated(now)
         try:
-            answer = self._steps.turn(plan, replace(new, kept=entries.kept), count, index)
+            new = replace(new, kept=entries.kept) if entries.kept else new
+            answer = self._steps.turn(plan, new, count, index)
         except NotNow as refused:  # nothing has happened; what was read stays
             self._withdraw(plan, entries, str(refused))
             raise

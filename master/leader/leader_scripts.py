@@ -312,10 +312,11 @@ class LeaderScripts:
         count: int = 0,
         index: Mapping[bytes, bytes] = _NOTHING,
     ) -> tuple[HandOverReply, NewEntries] | None:
-        """Carry out a plan, which takes all of the ``new`` entries, and read up to ``count`` entries more, in one
-        transaction. Those of ``new`` that are not in the plan are pending under ``master`` then. What was read is in
-        nobody's list before a later turn takes it, or a new epoch is given it again. ``index``: records that are not
-        up to date, of tickets that are not in the plan; empty: the ticket is over.
+        """Read up to ``count`` entries more, and carry out a plan, which takes all of the ``new`` entries, in one
+        transaction. One that was told is read with them, and the first of them if it is still there. Those of ``new``
+        that are not in the plan are pending under ``master`` then. What was read is in nobody's list before a later
+        turn takes it, or a new epoch is given it again. ``index``: records that are not up to date, of tickets that are
+        not in the plan; empty: the ticket is over.
 
         None: others have changed something that the plan may rest on (``changed`` and what follows it), and nothing
         happened. Raises Fenced, GroupMissing, and what ``Link.call`` raises: nothing happened, or it is not known what
@@ -325,7 +326,7 @@ class LeaderScripts:
             self.look()
         if self.has_news:
             return None
-        keys, began_ns = self._keys, time.time_ns()
+        keys, began_ns, count = self._keys, time.time_ns(), count + new.is_told
         self._kept.age(now_s())
         if new.found and rank(new.found[0][0]) <= self.highest:  # somebody has set the group back
             new, self._kept = replace(new, bodies=_NOTHING), KeptBodies()
@@ -338,7 +339,7 @@ class LeaderScripts:
         # entries, without their bodies it is there sooner.
         for tried in range(1 + _TRIES):
             packet = self._packet(plan, new, index, self._next_fence(), not tried or plan.size <= _MANY)
-            commands = [*packet.commands, *((read, ("XINFO", "GROUPS", keys.stream)) if count else ())]
+            commands = [*((read, ("XINFO", "GROUPS", keys.stream)) if count else ()), *packet.commands]
             done, told, is_concerned = self._transaction(plan, index, commands, asked)
             if done is not None or is_concerned:
                 break
@@ -348,7 +349,7 @@ class LeaderScripts:
         self.highest = max(self.highest, rank(new.found[-1][0] if new.found else new.position or ZERO))
         if packet.left:
             self._kept.add(new.bodies, packet.left)
-            if missing := len(packet.left) - len(done[len(packet.commands) - 1]):
+            if missing := len(packet.left) - len(done[len(packet.commands) + (1 if count else -1)]):
                 self._cuts.append((missing, b"", new.found[-1][0], 0))
         states = [
             (target.incarnation, state)
@@ -360,7 +361,7 @@ class LeaderScripts:
         if plan.targets:
             self._kept.drop(chain.from_iterable(part.ids for target in plan.targets for part in target.parts))
             self._counts.hand_over(plan, began_ns)
-        return reply, self._was_read(done[-2:], count, told[-1] if count > _MANY else []) if count else NO_NEW_ENTRIES
+        return reply, self._was_read(done, count, told[-1] if count > _MANY else []) if count else NO_NEW_ENTRIES
 
     def _packet(
         self, plan: HandOverPlan, new: NewEntries, index: Mapping[bytes, bytes], fence: int, has_bodies: bool
@@ -472,7 +473,16 @@ class LeaderScripts:
             self._given = position, given, 0
         found = self._parser.parse(position, entries, len(entries) < count, given)
         largest = sum(map(len, newest[0][1])) if newest else 0
-        return replace(found, largest=max(found.largest, largest))
+        return found if largest <= found.largest else replace(found, largest=largest)
+
+    def told(self, position: bytes, entry: tuple[bytes, Sequence[bytes]], run: str) -> NewEntries | None:
+        """Return an entry that the server ``run`` told of, (id, fields), to be taken although it is yet to be read;
+        None: that may be another server than ours."""
+        if not run or run != self._scripts.link.server_run:
+            return None
+        at, given, since = self._given
+        number = None if given is None or since or at != position else given + 1
+        return replace(self._parser.parse(position, [entry], False, number), is_told=True)
 
     def recall(self, incarnation: str, tickets: Iterable[tuple[bytes, bytes, Sequence[bytes]]]) -> bool:
         """Ask an incarnation to give tickets back, each with its fence and all that may have been started of it. What

@@ -21,6 +21,8 @@ from usher.master.policy.board.tickets import OPEN, BoardTicket, ConsumerLoad
 _LOOK_S, _LOOK_EACH_S = 0.01, 0.00002
 #: A ticket that was handed over a shorter time ago is not worth asking for: it may be done before it could come back.
 _YOUNG_S = 0.05
+#: Work of a shorter time is not worth asking for. A consumer that keeps up tells only twice a second what it has done.
+_WORTH_S = 1.0
 #: Who is asked has answered within this time, or is as good as silent: it may be asked for other tickets.
 _ANSWER_S = 0.5
 #: A ticket that did not come back has been started, and is not asked for again for so long.
@@ -149,7 +151,7 @@ class Recalls:
         recalls = []
         for one in sorted(busy, key=lambda one: one.in_flight / one.pace.window, reverse=True):
             most = min(one.busy_tickets - max(one.slots, int(share * one.slots)), len(wanting), _MOST)
-            if one.incarnation in being_asked or most <= 0:
+            if one.incarnation in being_asked or most <= 0 or one.pace.left_s(one.in_flight, now_s) < _WORTH_S:
                 continue
             chosen = list(islice(self._unstarted(one, tickets, now_s), most))
             for ticket in chosen:

@@ -168,6 +168,13 @@ class WorkPace:
         """Note that the consumer, which had nothing, is given something: seconds before it count for nothing."""
         self._since_s = now_s
 
+    def left_s(self, in_flight: int, now_s: float) -> float:
+        """Return the seconds of work that so many messages are, or, if that is more, since something was finished;
+        infinite while no pace is known."""
+        if self._since_s is None or not self._finished:
+            return math.inf
+        return max(now_s - self._since_s, in_flight * self._busy_s / self._finished)
+
     def finished(self, count: int, now_s: float) -> None:
         """Note that so many messages were finished since the last call, or since ``began``."""
         if self._work_s == math.inf:
