@@ -144,7 +144,6 @@ _LEADS = (
                 *(
                     "common/doctor/source_status.py",
                     "master/cli/status.py",
-                    "master/cli/dead.py",
                     "master/cli/shared.py",
                     "deploy/rehearsal/replay.py",
                 ),
