@@ -86,7 +86,7 @@ class HttpServices:
             waiting, by_tenant = (lambda: parts.stats.read()["unfinished"]), leading.dispatcher.waiting_by_tenant
             self.services.append(BacklogWatch(link("backlog"), keys, lead, limits, waiting, by_tenant))
         metrics.add(MasterMetrics(parts.stats, all_services, leading.dispatcher, leading.health))
-        metrics.add(AuditMetrics(parts.status.audit, parts.status.proven_until_ms))
+        metrics.add(AuditMetrics(parts.status.proofs))
         membership = Membership(self._kept(link("register")), keys, place.lease_ms)
         window, look_now = TICKET_WINDOW, leading.roster.wake
         desk = Desk(membership, parts.status, leading.dispatcher, lead, all_services, window, look_now, self._feed)

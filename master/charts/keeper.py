@@ -123,18 +123,13 @@ class ChartKeeper(Service):
         return dict(sorted(taken.items(), key=lambda item: (-item[1][0], -item[1][1])))
 
 
-class ChartReader:
-    def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
-
-    def read(self, span: ChartSpan) -> tuple[int, list[dict[str, Any]]]:
-        """Return Redis' time in ms, and the points of this span up to then, oldest first. Raises RedisTrouble."""
-        now_ms = redis_ms(self._link)
-        since_ms = now_ms - span.length_ms
-        values = self._link.call("HMGET", self._keys.charts, *charts.places(since_ms, now_ms))
-        steps: dict[int, list[dict[str, Any]]] = {}
-        for one in filter(None, map(charts.decode, values)):
-            if since_ms - MINUTE_MS < one["t"] <= now_ms:
-                steps.setdefault(one["t"] - one["t"] % span.step_ms, []).append(one)
-        return now_ms, [charts.merge(begin_ms, of_step) for begin_ms, of_step in sorted(steps.items())]
+def read_points(link: Link, keys: Keys, span: ChartSpan) -> tuple[int, list[dict[str, Any]]]:
+    """Return Redis' time in ms, and the points of this span up to then, oldest first. Raises RedisTrouble."""
+    now_ms = redis_ms(link)
+    since_ms = now_ms - span.length_ms
+    values = link.call("HMGET", keys.charts, *charts.places(since_ms, now_ms))
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for one in filter(None, map(charts.decode, values)):
+        if since_ms - MINUTE_MS < one["t"] <= now_ms:
+            steps.setdefault(one["t"] - one["t"] % span.step_ms, []).append(one)
+    return now_ms, [charts.merge(begin_ms, of_step) for begin_ms, of_step in sorted(steps.items())]

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import NotNow
@@ -108,11 +108,27 @@ def tickets_of(scripts: ScriptRunner, keys: Keys, field: str, ids: Iterable[byte
 
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: Seconds for which an answer is kept.
 _KEPT_S = 1.0
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 50_000
+
+
+class Kept(Generic[T]):
+    """What is read at most once in so many seconds, however many ask: who asks meanwhile waits for the same answer."""
+
+    def __init__(self, seconds: float, read: Callable[[], T]) -> None:
+        self._seconds, self._read, self._lock = seconds, read, threading.Lock()
+        self._known: tuple[float, T] | None = None
+
+    def __call__(self) -> T:
+        with self._lock:
+            if self._known is None or now_s() - self._known[0] > self._seconds:
+                found = self._read()
+                self._known = (now_s(), found)
+            return self._known[1]
 
 
 class StreamStatsReader:
@@ -127,17 +143,8 @@ class StreamStatsReader:
     and ``pending`` entries. ``refuses_writes``: memory or disk is full, or replicas are missing."""
 
     def __init__(self, link: Link, keys: Keys, sources: Callable[[], dict[str, Any] | None] = lambda: None) -> None:
-        self._link = link  # guarded by self._lock, like all below
-        self._scripts, self._keys, self._sources = ScriptRunner(link), keys, sources
-        self._lock = threading.Lock()
-        self._kept: tuple[float, dict[str, Any]] | None = None
-
-    def read(self) -> dict[str, Any]:
-        with self._lock:
-            if self._kept is None or now_s() - self._kept[0] > _KEPT_S:
-                vitals = self._read()
-                self._kept = (now_s(), vitals)
-            return self._kept[1]
+        self._scripts, self._link, self._keys, self._sources = ScriptRunner(link), link, keys, sources
+        self.read = Kept(_KEPT_S, self._read)
 
     def _read(self) -> dict[str, Any]:
         keys, link = self._keys, self._link

@@ -29,7 +29,7 @@ from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketRecord, TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.insight.stats import stream_sums, tickets_of
+from usher.master.insight.stats import Kept, stream_sums, tickets_of
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
@@ -149,7 +149,7 @@ class StatusReader:
         self._keys, self._stream, self._scripts = keys, TicketStream(link, keys), ScriptRunner(link)
         self._letters, self._scanning = DeadLetters(link, keys), threading.Lock()
         self._scan: _Scan | None = None
-        self._seen_sources: tuple[float, dict[str, Any]] | None = None
+        self._kept_sources = Kept(_SOURCES_KEPT_S, self._sources.overview) if self._sources is not None else None
 
     def overview(self) -> dict[str, Any]:
         """Return stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in
@@ -165,11 +165,7 @@ class StatusReader:
     def sources(self) -> dict[str, Any] | None:
         """Return the progress of gathering several ticket streams (see SourcesReader), at most some seconds old; None
         when there is one stream, which is worked on as it is."""
-        if self._sources is None:
-            return None
-        if self._seen_sources is None or now_s() - self._seen_sources[0] > _SOURCES_KEPT_S:
-            self._seen_sources = (now_s(), self._sources.overview())
-        return self._seen_sources[1]
+        return self._kept_sources() if self._kept_sources is not None else None
 
     def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
         """Return rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""
@@ -323,25 +319,15 @@ class StatusReader:
                 row |= tried(NEVER, error)
         return rows
 
-    def audit(self) -> dict[str, Any] | None:
-        """Return the summary of the last audit (``usher.master.audit.job.summary``); None when there was
-        none, or the stored summary cannot be read."""
-        return _document(self._link.call("GET", self._keys.audit))
-
-    def history(self) -> dict[str, Any] | None:
-        """Return what the last proof from the archive said (``since_ms``, ``executions``, ``before``, ``unproven``),
-        and ``until_ms``; None when there was none, or it cannot be read."""
-        found = _document(self._link.call("HGET", self._keys.archived, "history"))
-        return found and found | {"until_ms": self.proven_until_ms()}
-
-    def report(self) -> dict[str, Any] | None:
-        """Return the head of the last `usher report`."""
-        return _document(self._link.call("HGET", self._keys.archived, "report"))
-
-    def proven_until_ms(self) -> int | None:
-        """Return until when history is proven from the archive, by Redis' clock; None without a proof."""
-        noted = self._link.call("HGET", self._keys.archived, "proven_until_ms")
-        return int(noted) if noted and noted.isdigit() else None
+    def proofs(self) -> dict[str, Any]:
+        """Return what was found last, None for what was never made, or cannot be read: ``audit``
+        (``usher.master.audit.job.summary``); ``history``: what the last proof from the archive said; ``until_ms``:
+        until when it proves history, by Redis' clock; ``report``: the head of the last `usher report`."""
+        asked = ("HMGET", self._keys.archived, "history", "report", "proven_until_ms")
+        audit, (history, report, noted) = self._link.all_of([("GET", self._keys.audit), asked])
+        until_ms, known = int(noted) if noted and noted.isdigit() else None, _document(history)
+        told = {"audit": _document(audit), "report": _document(report), "until_ms": until_ms}
+        return told | {"history": known and known | {"until_ms": until_ms}}
 
 
 def consumer_rows(link: Link, keys: Keys, rules: Rulebook, pending: Mapping[str, int]) -> list[dict[str, Any]]:

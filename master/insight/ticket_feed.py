@@ -4,6 +4,12 @@ too.
 Three streams (ticket stream, run log, dead letters) are read on once for all, and the index is looked at for the
 followed tickets, a few times a second while there are followers. A follower that comes back with a position first gets
 the events it has missed.
+
+Events, as server-sent events: ``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a
+fence), ``attempt`` (one that failed, or attempts that a message is charged), ``completed`` (with times, from the run
+log), ``dead_letter``, ``state`` (handed_over, returned, put_off, paused, halted, idle; with the ``rule`` that holds),
+``gap`` (events in between are no longer there). ``time_ms`` of each: when it happened; when it was seen, if only the
+index tells; for a gap, the time from which something is missing.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import re
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -188,19 +195,19 @@ _EMPTY_S = 5.0
 _RULED = 10_000
 
 
+@dataclass(eq=False)
 class Follower:
     """A follower of one ticket. ``position``: the last id it has of each source; ``behind``: the sources of which it
     has not everything yet; ``waits``: it gets no more of these before what it was sent is written; ``with_fields``: it
     may see the contents of messages."""
 
-    __slots__ = ("behind", "greeted", "live", "position", "ticket", "waits", "with_fields")
-
-    def __init__(self, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> None:
-        self.ticket, self.with_fields = ticket, with_fields
-        self.live: LiveStream | None = None
-        self.position = position
-        self.behind: set[int] = set()
-        self.greeted, self.waits = False, False
+    ticket: bytes
+    position: list[bytes] | None
+    with_fields: bool
+    live: LiveStream | None = None
+    behind: set[int] = field(default_factory=set)
+    greeted: bool = False
+    waits: bool = False
 
 
 class TicketFeed(Service):

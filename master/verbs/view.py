@@ -16,7 +16,6 @@ from usher.common.redis.replies import TicketRecord, TicketStream
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings
 from usher.common.sending.producer import Producer
-from usher.master.charts.keeper import ChartReader
 from usher.master.insight.explainer import AskOwner, Explainer
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.stats import StreamStatsReader
@@ -142,7 +141,7 @@ class View:
         self.letters = DeadLetters(link, keys, field)
         self.delayed = DelayedView(link, keys, settings.ticket_field, settings.by_stream)
         self.rules, self.action_log = LiveRules(link, keys), ActionLog(link, keys)
-        self.history, self.charts = TicketHistory(link, keys, field), ChartReader(link, keys)
+        self.history = TicketHistory(link, keys, field)
         known = (ask_owner, board, self.status.sources, settings.by_stream, pulse)
         self.explainer = Explainer(link, keys, field, lease_ms, *known)
         self.orders = TicketOrders(link, keys, self.explained, field)

@@ -266,7 +266,7 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
     @api.get("/audit")
     @tells("The result of the last audit; null when there was none.", {200: Audit})
     def audit() -> Response:
-        return answer({"audit": desk.status.audit()})
+        return answer({"audit": desk.status.proofs()["audit"]})
 
 
 def _add_events(api: Blueprint, desk: Desk) -> None:

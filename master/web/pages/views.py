@@ -21,6 +21,7 @@ from usher.common.http.credentials import Role
 from usher.common.protocol.message import ticket_value
 from usher.common.protocol.stream_id import is_id
 from usher.master.charts.drawing import WIDTH, draw, kinds, totals, turns
+from usher.master.charts.keeper import read_points
 from usher.master.insight.formatting import sent_ms
 from usher.master.insight.status import ORDERS, ticket_rows
 from usher.master.insight.ticket_history import BAR
@@ -420,7 +421,7 @@ def _points(parts: Parts, name: str, consumer: str = "") -> tuple[int, list[dict
     """Return the end of the present step in ms, so that a chart changes once in a step, and the points up to then, with
     how many letters that are still there were written in each. ``consumer``: whose starts are told alone."""
     span = SPANS[name]
-    now_ms, points = parts.charts.read(span)
+    now_ms, points = read_points(parts.link, parts.keys, span)
     now_ms += -now_ms % span.step_ms
     steps = range(now_ms - span.length_ms - span.step_ms, now_ms, span.step_ms)
     groups = parts.letters.counts(*steps).groups
@@ -449,8 +450,8 @@ def _add_system(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/audit")
     def audit() -> str:
-        status, odd = parts.status, list[str]()
-        told = {"audit": status.audit(), "history": status.history(), "report": status.report()}
+        odd, told = list[str](), parts.status.proofs()
+        del told["until_ms"]
         told["audit"] = told["audit"] and dict.fromkeys(_AUDITED) | told["audit"]
         for name, one in told.items():
             try:
