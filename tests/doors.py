@@ -63,7 +63,7 @@ def parts_of(
     """What operators look at and act with, all on one link."""
     facts: Any = {"work_ticket_field": "ticket_id", "ticket_field": "ticket_id", "by_stream": False, "sources": sources}
     settings = SimpleNamespace(**facts, shown_names=shown, lease_seconds=lease_ms / 1000)
-    overview = LiveOverview(link, keys, "ticket_id", lease_ms, lambda ticket: None)
+    overview = LiveOverview(link, keys, "ticket_id", lease_ms)
     diagnostics = SystemDiagnostics(link, keys, lease_ms, sources)
     return Parts(settings, link, keys, 10.0, overview=overview, diagnostics=diagnostics)
 

@@ -53,7 +53,7 @@ def page(people: People, others: Mapping[str, str] = MappingProxyType({}), **set
     url, keys = resolve_redis_url(given), Keys(given.work_stream, given.group)
     lease_ms, field = int(given.lease_seconds * 1000), given.work_ticket_field
     reads = SharedLink(url, "page:reads")
-    overview = LiveOverview(Link(url, "page:pulse"), keys, field, lease_ms, lambda ticket: None)
+    overview = LiveOverview(Link(url, "page:pulse"), keys, field, lease_ms)
     diagnostics = SystemDiagnostics(reads, keys, lease_ms, given.sources)
     parts = Parts(given, reads, keys, FIELDS_S, overview=overview, diagnostics=diagnostics)
     app, starting = web.create_app(__name__, _Guests(people), REGISTER_BODY), threading.Lock()

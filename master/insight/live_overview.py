@@ -258,12 +258,13 @@ class LiveOverview(Service):
         keys: Keys,
         ticket_field: str,
         lease_ms: int,
-        parked_of: Callable[[bytes], Parked | None],
+        parked_of: Callable[[bytes], Parked | None] = lambda ticket: None,
         by_tenant: Callable[[], Mapping[str, tuple[int, int]]] = dict,
+        at_once: float = _SLICE,
     ) -> None:
         super().__init__()
         self._link, self._scripts, self._letters, self._keys = link, ScriptRunner(link), DeadLetters(link, keys), keys
-        self._lease_ms, self._by_tenant = lease_ms, by_tenant
+        self._lease_ms, self._by_tenant, self._at_once = lease_ms, by_tenant, at_once
         self._given: deque[tuple[int, Mapping[str, tuple[int, int]]]] = deque(maxlen=5)
         self.queue: Queue | None = None
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
@@ -341,7 +342,7 @@ class LiveOverview(Service):
         if watched:
             states = self._look_at_consumers(seen)
             has_troubles = bool(seen["retrying"] or seen["errors"])
-            self._tickets.advance(_SLICE, has_troubles, states, self._rules, seen["time_ms"])
+            self._tickets.advance(self._at_once, has_troubles, states, self._rules, seen["time_ms"])
             for incarnation, row in self._rows.items():
                 row["tickets"] = self._tickets.owned_by(incarnation)
             losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])

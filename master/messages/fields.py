@@ -20,7 +20,7 @@ from usher.master.insight.status import ticket_rows
 from usher.master.policy.letters import HALT
 
 #: Seconds that reading a list, or a search, may take for one answer; and messages read by one call.
-FIELDS_S, _READ_AT_ONCE = 0.2, 200
+FIELDS_S, _READ_AT_ONCE = 0.15, 200
 #: Of a traceback, which the handler's process bounds.
 _TRACE_BYTES = 32_768
 #: Of a search: entries looked at by one call, and for one answer; and the most entries counted for the lag where Redis
