@@ -267,6 +267,8 @@ class LiveOverview(Service):
         self._lease_ms, self._by_tenant, self._at_once = lease_ms, by_tenant, at_once
         self._given: deque[tuple[int, Mapping[str, tuple[int, int]]]] = deque(maxlen=5)
         self.queue: Queue | None = None
+        #: Called while nobody looks: lists need not be kept.
+        self.on_rest: Callable[[], None] = lambda: None
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
         self._told: list[Any] = []  # what Redis said of the stream and its groups at the last look
@@ -327,6 +329,8 @@ class LiveOverview(Service):
 
     def run_once(self) -> float:
         began_s, watched = now_s(), self._is_watched
+        if not watched:
+            self.on_rest()
         if not watched and self._stands_still():
             return _STILL_EVERY_S
         seen = self._take_sample(_MOST_COUNTED if watched else _MOST_COUNTED_UNSEEN)

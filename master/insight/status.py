@@ -230,14 +230,19 @@ class StatusReader:
         """Return the index as one scan found it, at most ``_SCAN_KEPT_S`` ago: who asks meanwhile waits for the same
         one. It has what ``within_s`` seconds of a core were enough for."""
         with self._scanning:
-            if self._scan is None or now_s() - self._scan.at_s > _SCAN_KEPT_S:
+            scan = self._scan  # of which another thread may let go
+            if scan is None or now_s() - scan.at_s > _SCAN_KEPT_S:
                 began_s, records, is_all = thread_time(), dict[bytes, bytes](), True
                 for page in self._pages():
                     records |= page
                     if not (is_all := thread_time() - began_s <= within_s):
                         break
-                self._scan = _Scan(self._link, self._keys, records, is_all)
-            return self._scan
+                scan = self._scan = _Scan(self._link, self._keys, records, is_all)
+            return scan
+
+    def forget(self) -> None:
+        """Let go of the scan: it has a hundred bytes a ticket, and more."""
+        self._scan = None
 
     def _pages(self) -> Iterator[dict[bytes, bytes]]:
         cursor = b""

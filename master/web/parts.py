@@ -136,6 +136,7 @@ class Parts(View):
     ) -> None:
         super().__init__(*of_view)
         self.overview, self.diagnostics, self.ask_process = overview, diagnostics, ask_process
+        overview.on_rest = self.status.forget
         self.bulk = BulkJobs()
 
 

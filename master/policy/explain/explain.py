@@ -398,8 +398,8 @@ def _waiting(facts: TicketFacts, where: str) -> _Told:
     if where == TicketState.WAITING and obstacle.code in _QUEUES and facts.queue is not None:
         state = TicketState.QUEUED
     reasons = [obstacle, *_place(facts, first, what, where), *_behind(facts, first)]
-    if rule is not None and not obstacle.code.startswith("rule_"):
-        reasons.append(Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}"))
+    if not obstacle.code.startswith("rule_"):
+        reasons += _rule_too(facts)
     return _Told(state, reasons, waits_for, until_ms)
 
 
@@ -417,7 +417,7 @@ def _put_off(facts: TicketFacts) -> _Told:
     if alike := told_alike(facts.error):
         reason = Reason("fails_alike", f"{_id(first)} {alike}. Its turn comes in {due} at the latest.")
     reasons = [reason, *_behind(facts, first)]
-    reasons += [Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}") for rule in facts.rules[:1]]
+    reasons += _rule_too(facts)
     state = TicketState.RETRYING if known.failures or alike else TicketState.PUT_OFF
     return _Told(state, reasons, "a try that succeeds" if alike else "its time", facts.due_ms)
 
@@ -513,10 +513,7 @@ def _halted(facts: TicketFacts) -> _Told:
     )
     if facts.leader is None:
         reasons.append(_no_leader())
-    reasons += [
-        Reason("rule_too", f"a rule holds too, also after that: the ticket is {rule.told()}")
-        for rule in facts.rules[:1]
-    ]
+    reasons += _rule_too(facts, "a rule holds too, also after that")
     waits_for = "an operator: redrive or drop its dead letter"
     return _Told(TicketState.HALTED, reasons, waits_for, ways=commands)
 
@@ -567,7 +564,7 @@ def _nothing(facts: TicketFacts) -> _Told:
         how = f"{_ago(facts, letter.written_ms)} ({letter.why})"
         reasons.append(Reason("has_dead_letter", f"its message {_id(letter.message_id)} became a dead letter {how}"))
         commands = (("runs it again, as a new message", f"usher dead redrive {_id(letter.id)}"),)
-    reasons += [Reason("rule_too", f"a rule waits for it: the ticket is {rule.told()}") for rule in facts.rules[:1]]
+    reasons += _rule_too(facts, "a rule waits for it")
     if facts.delayed:
         lists = f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}"
         commands = (("shows them; `usher delayed drop` ends them", lists), *commands)
@@ -636,6 +633,11 @@ def _rows(facts: TicketFacts) -> Iterator[dict[str, Any]]:
 def _row(entry_id: bytes, state: str, attempt: int, behind: bytes) -> dict[str, Any]:
     told = {"id": _id(entry_id), "state": state, "attempt": attempt or None, "started_ms": None, "due_ms": None}
     return told | {"behind": _id(behind) or None}
+
+
+def _rule_too(facts: TicketFacts, told: str = "a rule holds too") -> Iterator[Reason]:
+    if facts.rules:
+        yield Reason("rule_too", f"{told}: the ticket is {facts.rules[0].told()}")
 
 
 def _limited(facts: TicketFacts) -> Iterator[Reason]:

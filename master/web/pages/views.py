@@ -6,7 +6,7 @@ import datetime
 import re
 import secrets
 import zoneinfo
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -57,6 +57,13 @@ def asked_sort(given: Mapping[str, str]) -> str:
 
 def group_url(group: Mapping[str, Any]) -> str:
     return "/tickets?" + urlencode({"state": group["state"], "error": group["error"]})
+
+
+def asked_place(name: str, fits: Callable[[str], object] = is_id) -> str:
+    """Return the place at which a page begins, "" for the first one. Raises Problem 422."""
+    if (place := request.args.get(name, "")) and not fits(place):
+        raise refused(f"{name} is not one from a page")
+    return place
 
 
 def read_why() -> str:
@@ -126,7 +133,7 @@ def local_zone() -> str:
     return f"{here:%Z} (now UTC{here:%:z})" if here.utcoffset() else ""
 
 
-_SCAN_CURSOR = re.compile(r"[0-9]{1,20}")
+_NUMBER = re.compile(r"[0-9]{1,20}")
 STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _ROWS = 100
 _CONSUMERS_ON_A_PAGE, _MOST_FINISHED = 200, 500
@@ -213,9 +220,7 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
         if (named := request.args.get("id")) is not None:
             return _ticket_page(parts, named)
         asked = request.args.get("q", "").strip()
-        cursor = request.args.get("cursor", "") or "0"
-        if not _SCAN_CURSOR.fullmatch(cursor):
-            raise refused("the cursor is not one from a page")
+        cursor = asked_place("cursor", _NUMBER.fullmatch) or "0"
         if asked:
             return _search(parts, asked, cursor, _by_field(parts))
         given, sort = asked_of(TicketAsk, request.args), asked_sort(request.args)
@@ -241,9 +246,7 @@ def _add_messages(views: Blueprint, parts: Parts) -> None:
     @views.get("/finished")
     def finished() -> str:
         asked = {name: request.args.get(name, "").strip()[:_LONGEST_ID] for name in ("ticket", "handler")}
-        before = request.args.get("before", "")
-        if before and not STREAM_ID.fullmatch(before):
-            raise refused("before is not one from a page")
+        before = asked_place("before")
         rows, older = parts.history.finished(asked["ticket"], asked["handler"], before)
         following = older and "/finished?" + urlencode({**asked, "before": older})
         facts = {"rows": rows[:_MOST_FINISHED], "number": len(rows), "asked": asked, "following": following}
@@ -253,10 +256,7 @@ def _add_messages(views: Blueprint, parts: Parts) -> None:
     def message(message_id: str) -> str:
         if not is_id(message_id):
             raise Problem(404, "unknown_message", "no message has an id of that form")
-        after = request.args.get("after") or None
-        if after is not None and not is_id(after):
-            raise refused("after is not one from a page")
-        facts = message_facts(parts, message_id, after)
+        facts = message_facts(parts, message_id, asked_place("after") or None)
         return render_page("tickets/message.html", "tickets", message_id=message_id, **facts)
 
 
@@ -323,9 +323,7 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
     def letters() -> str:
         asked = asked_of(LetterAsk, request.args)
         wanted, given = asked.meant(sees_texts()), asked.given
-        cursor = request.args.get("before") or None
-        if cursor is not None and not STREAM_ID.fullmatch(cursor):
-            raise refused("before is not the id of a letter")
+        cursor = asked_place("before") or None
         found = parts.letters.newest(wanted, cursor and cursor.encode(), _LETTERS, _LOOK_S)
         counts = parts.letters.counts(*range((now_ms := parts.delayed.now_ms()) - 24 * _HOUR_MS, now_ms, _HOUR_MS))
         groups = [group for group in counts.groups if wanted.meets(group)]
@@ -438,10 +436,8 @@ def _points(parts: Parts, name: str, consumer: str = "") -> tuple[int, list[dict
 def _add_system(views: Blueprint, parts: Parts) -> None:
     @views.get("/streams")
     def streams() -> str:
-        asked, given = request.args.get("source", "")[:_LONGEST_ID], request.args.get("from", "0")
-        if not re.fullmatch("[0-9]{1,6}", given):
-            raise refused("from is not one from a page")
-        start, sources = int(given), parts.status.sources()
+        asked, start = request.args.get("source", "")[:_LONGEST_ID], int(asked_place("from", _NUMBER.fullmatch) or 0)
+        sources = parts.status.sources()
         rows, fitting = parts.status.source_rows(asked, start, _ROWS)
         end = start + len(rows)
         facts = {"rows": rows, "fitting": fitting, "start": start, "asked": asked, "sources": sources}
@@ -474,8 +470,5 @@ def _add_system(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/actions")
     def actions() -> str:
-        before = request.args.get("before") or None
-        if before is not None and not STREAM_ID.fullmatch(before):
-            raise refused("before is not one from a page")
-        rows, cursor = parts.action_log.page(None if before is None else before.encode(), _ROWS)
+        rows, cursor = parts.action_log.page(asked_place("before").encode() or None, _ROWS)
         return render_page("operations/actions.html", "actions", rows=rows, cursor=cursor)
