@@ -566,44 +566,31 @@ TICKETS = Shelf(
 )
 
 
-def _ordered(view: View, items: Sequence[Any], order: TicketOrder) -> Iterator[StepResult]:
-    for item in items:
-        result = view.orders.give(order, item.id.decode("utf-8", "surrogateescape"), view.by, item.head)
-        yield StepResult(item.id, result.outcome, note=result.note)
+_ORDERS = {
+    TicketOrder.RETRY: "Start a ticket's first message now, instead of waiting for its next attempt.",
+    TicketOrder.GIVE_UP: "Make a dead letter of a ticket's first unfinished message, in its turn; the ticket goes on"
+    " with the next one, under any dead letter policy. A message that runs is given up when its run has failed.",
+    TicketOrder.CANCEL: "End the run of a ticket's message, as that of one past its deadline is ended: with its"
+    " process, unless it has one of its own. It counts as a crash, and what else runs there is cut off and runs again.",
+    TicketOrder.INTERRUPT: "Tell the run of a ticket's message to end: ``message.cancelled`` is set, and an"
+    " ``async def`` handler gets a CancelledError. The handler decides how it ends; nothing else is cut off.",
+    TicketOrder.CLEAR: "Make dead letters (reason ``cleared``) of what waits of a ticket at its consumer, in order;"
+    " what runs is left alone.",
+}
 
 
-@TICKETS.verb("retry", "Retry", "", is_harmful=False)
-def retry(view: View, items: Sequence[Any], args: Args) -> Iterator[Any]:
-    """Start a ticket's first message now, instead of waiting for its next attempt."""
-    return _ordered(view, items, TicketOrder.RETRY)
+def _add_order(order: TicketOrder, told: str) -> None:
+    def give(view: View, items: Sequence[Any], args: Args) -> Iterator[StepResult]:
+        for item in items:
+            result = view.orders.give(order, item.id.decode("utf-8", "surrogateescape"), view.by, item.head)
+            yield StepResult(item.id, result.outcome, note=result.note)
+
+    give.__doc__, word = told, order.value.replace("_", "-")
+    TICKETS.verb(word, word.replace("-", " ").capitalize(), "", is_harmful=order is not TicketOrder.RETRY)(give)
 
 
-@TICKETS.verb("give-up", "Give up", "")
-def give_up(view: View, items: Sequence[Any], args: Args) -> Iterator[Any]:
-    """Make a dead letter of a ticket's first unfinished message, in its turn; the ticket goes on with the next one,
-    under any dead letter policy. A message that runs is given up when its run has failed."""
-    return _ordered(view, items, TicketOrder.GIVE_UP)
-
-
-@TICKETS.verb("cancel", "Cancel", "")
-def cancel(view: View, items: Sequence[Any], args: Args) -> Iterator[Any]:
-    """End the run of a ticket's message, as that of one past its deadline is ended: with its process, unless it has one
-    of its own. It counts as a crash, and what else runs there is cut off and runs again."""
-    return _ordered(view, items, TicketOrder.CANCEL)
-
-
-@TICKETS.verb("interrupt", "Interrupt", "")
-def interrupt(view: View, items: Sequence[Any], args: Args) -> Iterator[Any]:
-    """Tell the run of a ticket's message to end: ``message.cancelled`` is set, and an ``async def`` handler gets a
-    CancelledError. The handler decides how it ends; nothing else is cut off."""
-    return _ordered(view, items, TicketOrder.INTERRUPT)
-
-
-@TICKETS.verb("clear", "Clear", "")
-def clear(view: View, items: Sequence[Any], args: Args) -> Iterator[Any]:
-    """Make dead letters (reason ``cleared``) of what waits of a ticket at its consumer, in order; what runs is left
-    alone."""
-    return _ordered(view, items, TicketOrder.CLEAR)
+for _order, _told in _ORDERS.items():
+    _add_order(_order, _told)
 
 
 @TICKETS.verb("pause", "Pause", "", is_harmful=False)
