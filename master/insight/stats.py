@@ -29,7 +29,7 @@ from usher.master.leader.elector import Lead, parse_held
 from usher.master.membership.registry import members_of, state_of
 from usher.master.operations.delayed_messages import waiting_commands, waiting_of
 from usher.master.operations.live_rules import rulebook
-from usher.master.policy.backlog import BacklogLimits
+from usher.master.policy.rates import BacklogLimits
 from usher.master.policy.rules import RuleAction, Rulebook, Target
 
 #: Entries counted by one call, where Redis does not know the lag (before 7.0); and entries whose tickets it reads.
@@ -52,7 +52,7 @@ def lag_of(scripts: ScriptRunner, stream: str, group: Mapping[bytes, Any] | None
         return GroupLag(int(group[b"lag"]), True)
     last, counted = group[b"last-delivered-id"], 0
     while counted < most:
-        count, last, is_all = scripts.run("count_between", (stream,), (last, "+", _PAGE))
+        count, last, _, is_all = scripts.run("find_entries", (stream,), ("XRANGE", b"(" + last, "+", _PAGE, ""))
         counted += count
         if is_all:
             return GroupLag(counted, True)
@@ -101,7 +101,7 @@ def tickets_of(scripts: ScriptRunner, keys: Keys, field: str, ids: Iterable[byte
     ids = iter(ids)
     while some := list(islice(ids, _HEADS)):
         while some:  # fewer are answered where bodies are large
-            values = scripts.run("read_fields", (keys.stream,), (LONGEST_TICKET, 1, field, *some))
+            values = scripts.run("read_fields", (keys.stream,), (LONGEST_TICKET, "", 1, field, *some))
             found = ((one, value) for one, (value,) in zip(some, values, strict=False) if value)
             yield from ((one, ticket) for one, (ticket, size) in found if size <= LONGEST_TICKET)
             some = some[len(values) :]

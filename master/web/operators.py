@@ -26,6 +26,7 @@ from usher.master.verbs.documents import (
     Actions,
     ConsumerShown,
     DelayedList,
+    ExecutionRow,
     Explanation,
     Found,
     Letters,
@@ -44,7 +45,7 @@ _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
 _FIND_S = 0.5
 _EXPLAIN = b"/explain"
 #: Of an execution, what belongs to the message that is asked for.
-_OF_EXECUTIONS = ("ticket_id", "began_ms", "ended_ms", "took_ms", "outcome", "attempt", "fence", "owner", "into")
+_OF_EXECUTIONS = tuple(ExecutionRow.__annotations__)
 
 
 class _Page(BaseModel):
