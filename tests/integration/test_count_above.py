@@ -31,13 +31,6 @@ def test_pages_add_up(world: World) -> None:
     assert (counted, last) == (25, ids[-1])
 
 
-def test_nothing_above_gives_the_id_back(world: World) -> None:
-    assert _count(world, b"5-5", 10) == [0, b"5-5", 1]
-    world.link.call("DEL", world.keys.stream)
-    assert _count(world, b"0-0", 10) == [0, b"0-0", 1]
-    world.make_group()
-
-
 def test_large_bodies_are_counted_a_few_at_a_time_and_not_sent(world: World) -> None:
     for n in range(20):
         world.add(b"%d-1" % (n + 1), "body", b"x" * 500_000)

@@ -348,7 +348,11 @@ def _drains(stage: Stage, order: list[bool]) -> None:
 @rule(
     mutant(
         "a ticket that is given back loses its record",
-        LuaEdit("give_back", "= claim_all(ticket, held, named)", "= claim_all(ticket, held, named) and ''"),
+        LuaEdit(
+            "give_back",
+            "write_record(tickets_key, ticket, word_of(after, ids), fence, ids)",
+            "write_record(tickets_key, ticket, word_of(after, ids), fence, '')",
+        ),
     ),
     mutant(
         "tickets are given back while they run",
