@@ -110,7 +110,7 @@ class Orders:
 
     def _interrupt(self, order: Order) -> bool:
         """Interrupt what runs of the ticket; where it still runs after the seconds that the order has, cancel it."""
-        runs = [one for one in self._journal.running(order.ticket) if not one.is_apart]
+        runs = self._journal.running(order.ticket)
         run = min(runs, key=lambda one: rank(one.stream_id)) if runs else None
         if run is None or (order.id and order.id != run.stream_id):
             return False

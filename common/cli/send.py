@@ -95,6 +95,12 @@ def paced(
             sleep(min(_LONGEST_NAP_S, max(_SHORTEST_NAP_S, started + taken / rate - clock())))
 
 
+def redis_url(**settings: str) -> str:
+    """Return the URL of the Redis that commands use: the one that is set, else that of `usher run` or `usher up` on
+    this machine. Raises StartRefused."""
+    return resolve_redis_url(load(CommonSettings, os.environ, settings))
+
+
 @click.command(
     help="Send messages: the rows of a CSV file, a made-up incident workload, or one message (FIELD=VALUE ...)."
 )

@@ -198,6 +198,7 @@ class Executor:
         """Take the start back: its child process ended before it called the handler. The lane is not the runner's any
         more."""
         self._note_end(message)
+        self.besides.pop(message.stream_id, None)
         message.attempt -= 1
         self.lanes.retry(lane, message, self.clock() + wait_s)
 
@@ -260,15 +261,20 @@ class Executor:
         return False
 
     def _end_absorbed(self, message: Message, end_us: int) -> None:
-        with self.lanes.lock:  # who absorbs from another thread has ended, or finds that the message has
-            beside = self.besides.pop(message.stream_id, Beside())
-        absorbed = beside.absorbed
+        absorbed = self._over(message).absorbed
         for one in absorbed:
             self._note_end(one)
             self.handled += 1
             one.start_us = one.end_us = end_us  # in the run log none of a ticket's runs overlap
         if absorbed:
             self._acker.absorbed(message, absorbed)
+
+    def _over(self, message: Message) -> Beside:
+        """Return what its run had beside it."""
+        with self.lanes.lock:  # who absorbs from another thread has ended, or finds that the message has
+            beside = self.besides.pop(message.stream_id, None) or Beside()
+        message.interrupted = beside.cancelled.is_set()
+        return beside
 
     def raised(self, lane: Lane, message: Message, problem: BaseException, text: ErrorText | None = None) -> None:
         """Try the message again in its place, or give it up: its handler raised, or its process ended. Either way the
@@ -295,7 +301,8 @@ class Executor:
         end_us = run_us()
         noted = self._noted(message, text, at, end_us // 1000, wait)
         times = message.attempt, message.start_us, end_us
-        run = Finished(message.ticket, message.stream_id, message.fence, *times, flat=message.flat)
+        run = Finished(message.ticket, message.stream_id, message.fence, *times, message.flat, message.interrupted)
+        message.interrupted = False
         # Who only asks to be called later has no trouble, and may be one of very many.
         is_plain_wait = wait is None and isinstance(problem, RetryLater) and not has_cause(text.traceback)
         error = None if is_plain_wait or isinstance(decision, Bury) else noted
@@ -399,8 +406,7 @@ class Executor:
     def _of_all(self, lane: Lane, message: Message, problem: BaseException) -> BaseException:
         """Put back what the run had absorbed, and return the problem of its message: which one caused it shows when
         each is tried by itself."""
-        with self.lanes.lock:
-            beside = self.besides.pop(message.stream_id, Beside())
+        beside = self._over(message)
         is_interrupted = beside.cancelled.is_set() and isinstance(problem, asyncio.CancelledError)
         problem = GiveUp("interrupted") if is_interrupted else problem
         is_plain = is_interrupted or isinstance(problem, RetryLater) or not beside.absorbed

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.isolation.process import (
     DONE,
     GAVE_UP,
+    INTERRUPT,
     INVALID,
     LATER,
     LEASE,
@@ -66,6 +68,8 @@ class HandlerCall:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Future[Any] | None = None
+        self.interrupted = threading.Event()
 
     def __call__(self, message: Message) -> BaseException | None:
         """Return the error that the message fails with."""
@@ -77,7 +81,8 @@ class HandlerCall:
                 check_ran(returned)
                 message.result(returned)
         except BaseException as problem:  # sys.exit() too: in a consumer it does not end the thread either
-            raised = problem
+            is_interrupted = isinstance(problem, asyncio.CancelledError) and self.interrupted.is_set()
+            raised = GiveUp("interrupted") if is_interrupted else problem
         if handler.batch is not None:
             [(_, raised)] = judge([[message]], returned, raised)
         return raised
@@ -86,7 +91,19 @@ class HandlerCall:
         if self._event_loop is None:
             self._event_loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._event_loop)
-        return self._event_loop.run_until_complete(awaited)
+        self._task = asyncio.ensure_future(awaited, loop=self._event_loop)
+        self._event_loop.call_soon(self._cancel)  # behind its beginning
+        return self._event_loop.run_until_complete(self._task)
+
+    def cancel(self) -> None:
+        """Interrupt the call, from another thread, where the next one begins only when this one is over."""
+        self.interrupted.set()
+        if self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self.interrupted.is_set() and self._task is not None:
+            self._task.cancel()
 
     def close(self) -> None:
         if self._event_loop is not None:
@@ -105,7 +122,8 @@ class Slot(Service):
         super().__init__()
         self.pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()  # None: no more will come
         self._asker = asker
-        self._call = HandlerCall(handler)
+        self.call = HandlerCall(handler)
+        make.cancelled_apart = self.call.interrupted
         self._make = make
         self._limit_s = limit_s
         self._lease = lease
@@ -122,7 +140,7 @@ class Slot(Service):
         return 0.0
 
     def on_end(self) -> None:
-        self._call.close()
+        self.call.close()
 
     def _run(self, piece: Piece) -> CallResult:
         message = self._make(
@@ -137,7 +155,7 @@ class Slot(Service):
         began_s = time.monotonic()
         message.deadline = began_s + self._limit_s if self._limit_s else None
         with ForkGuard():  # forked children must not answer, nor take the next order
-            raised = self._call(message)
+            raised = self.call(message)
         seconds = time.monotonic() - began_s
         message.slot = 0
         told = getattr(message, "answer", None) if raised is None else None
@@ -281,7 +299,10 @@ def run(asked_by: int, where: int) -> None:
     for order in orders:
         if LEASE in order:
             lease.ends_s = order[LEASE]
+        elif INTERRUPT in order:
+            slot.call.cancel()
         else:
+            slot.call.interrupted.clear()
             slot.pieces.put(Piece.of(order))
     # Who asked has gone, and we were not told: a handler that changes its user clears PR_SET_PDEATHSIG.
     if slot.is_busy:

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
+from usher.common.protocol.registration import parse
 from usher.deploy.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, WARM, read_waits
 from usher.deploy.bench.rig import STREAM, BenchFailed, Rig, bare_consumers, floor_seconds, zipf_tickets
 
@@ -72,9 +74,11 @@ def seconds_for(rig: Rig, last_id: bytes, first: bytes = b"0-0", held: int = 0) 
 
 def warm_up(rig: Rig, payload: int) -> None:
     """Send messages that are not measured, until all of them are done: to all consumers, by the same way as the
-    measured ones."""
+    measured ones. Ask each for its health, as a master does a few seconds after the start: that makes its page."""
     tickets = [b"%s-%d" % (WARM, number % 40) for number in range(200)]
     rig.wait_until_done(send_on_schedule(rig, tickets, b"x" * payload, 200.0), 60.0)
+    for stored in rig.link.call("HVALS", rig.keys.consumers):
+        urlopen(parse(b"", stored).health_url, timeout=60.0).close()
 
 
 def send_on_schedule(

@@ -405,7 +405,7 @@ def _chosen(finder: Candidates, at: CommandContext, wanted: Wanted, given: dict[
     of_ticket = "" if given["ticket"] is None else f" AND ticket = {quoted([given['ticket']])}"
 
     def last_runs(ids: Sequence[bytes]) -> dict[bytes, RunRecord]:
-        names, of = ", ".join(RunRecord._fields[:-2]), f"id IN ({quoted(one.decode() for one in ids)})"
+        names, of = ", ".join(RunRecord._fields[:-3]), f"id IN ({quoted(one.decode() for one in ids)})"
         rows = runs.rows(names, of) if runs.last() else ()
         found = sorted(starmap(RunRecord, rows), key=lambda run: (run.fence, run.start_us))
         return {run.id.encode(): run for run in found}

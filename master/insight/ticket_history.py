@@ -259,7 +259,7 @@ def _ran(run: Any) -> dict[str, Any]:
     ms = (run.end_us or run.start_us) // 1000
     took_ms = (run.end_us - run.start_us) / 1000 if run.end_us else None
     facts = {"outcome": run.outcome, "attempt": run.attempt, "fence": run.fence, "owner": run.consumer}
-    facts |= {"into": run.into} if run.into else {}
+    facts |= ({"into": run.into} if run.into else {}) | ({"interrupted": True} if run.interrupted else {})
     told: dict[str, Any] = {"event": "ran", "ms": ms, "message_id": run.id, "began_ms": run.start_us // 1000}
     return told | {"took_ms": took_ms, **facts}
 

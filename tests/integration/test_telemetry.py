@@ -20,7 +20,7 @@ from usher.common.observability import tracing as telemetry
 from usher.common.redis.client import Link
 from usher.common.sending.producer import Outgoing, Producer
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.master.assembly.leader_services import HandOverSpans
+from usher.master.assembly.program import HandOverSpans
 
 
 class Recorder:
