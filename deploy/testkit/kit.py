@@ -125,7 +125,7 @@ class _KitAcker(Acker):
 
     def finished(self, item: Message, here: bool = False) -> None:
         self.note(item.ticket, item.stream_id, item.attempt, DONE)
-        for one in self._ledger.absorbed.get(item.stream_id, ()):
+        for one in self._absorbed.get(item.stream_id, ()):
             self.note(one.ticket, one.stream_id, one.attempt, MERGED)
         super().finished(item, here)
 

@@ -152,12 +152,12 @@ def _prefix_is_kept(stage: Stage, ids: list[bytes]) -> None:
         CodeEdit(
             "usher.consumer.execution.acker:Acker._acknowledge",
             "self._steps.ack(",
-            "self._ledger.settle(); self._steps.ack(",
+            "self._under_way = 0; [self._finished.popleft() for _ in batch]; self._steps.ack(",
         ),
     ),
     mutant(
         "later batches go before one that is unsure",
-        CodeEdit("usher.consumer.policy.acks:AckLedger.next_batch", "if not self.is_again:", "if self.finished:"),
+        CodeEdit("usher.consumer.execution.acker:Acker._next_batch", "[*islice(self._finished, most)]", "[self._finished[-1]]"),
     ),
 )
 def test_a_batch_whose_reply_is_not_known_is_sent_again_before_later_ones(stage: Stage) -> None:
