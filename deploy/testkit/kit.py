@@ -38,8 +38,8 @@ from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.incarnation import Incarnation
 from usher.consumer.isolation.process import Template
 from usher.consumer.lifecycle.journal import Journal
+from usher.consumer.lifecycle.lease import Taken
 from usher.consumer.lifecycle.master_client import MasterClient
-from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.policy.acks import FailedAttempt
 from usher.consumer.settings import ConsumerSettings
 from usher.master.dispatch.dispatcher import Dispatcher

@@ -157,7 +157,9 @@ def _prefix_is_kept(stage: Stage, ids: list[bytes]) -> None:
     ),
     mutant(
         "later batches go before one that is unsure",
-        CodeEdit("usher.consumer.execution.acker:Acker._next_batch", "[*islice(self._finished, most)]", "[self._finished[-1]]"),
+        CodeEdit(
+            "usher.consumer.execution.acker:Acker._next_batch", "*islice(self._finished, most)", "self._finished[-1]"
+        ),
     ),
 )
 def test_a_batch_whose_reply_is_not_known_is_sent_again_before_later_ones(stage: Stage) -> None:
