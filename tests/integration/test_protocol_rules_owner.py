@@ -158,7 +158,7 @@ def _prefix_is_kept(stage: Stage, ids: list[bytes]) -> None:
     mutant(
         "later batches go before one that is unsure",
         CodeEdit(
-            "usher.consumer.execution.acker:Acker._next_batch", "*islice(self._finished, most)", "self._finished[-1]"
+            "usher.consumer.execution.acker:Acker._next_batch", "islice(self._finished, most)", "[self._finished[-1]]"
         ),
     ),
 )
