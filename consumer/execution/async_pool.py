@@ -13,7 +13,7 @@ from typing import Any, cast
 from usher.common.base.clock import now_s, run_us
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.lanes import Ended, MessageLane
+from usher.consumer.execution.lanes import Ended, Lane
 from usher.consumer.handlers.loader import check_ran
 from usher.consumer.handlers.message import Message
 
@@ -55,7 +55,7 @@ class LaneWorker(Service):
             lanes.release(*ended)
         return 0.02
 
-    def _run(self, lane: MessageLane) -> Ended | None:
+    def _run(self, lane: Lane) -> Ended | None:
         """Run a slice of the lane. Return None when the lane is not ours any more, and another part decides when it
         goes on."""
         executor, handle, clock, queue = self._executor, self._handle, run_us, lane.queue
@@ -233,7 +233,7 @@ class AsyncPool(Service):
             self._rung = True
             task.get_loop().call_soon(self._fill, context=self._context)
 
-    async def _run(self, lane: MessageLane, call: Call) -> None:
+    async def _run(self, lane: Lane, call: Call) -> None:
         began_ns = time.monotonic_ns()
         count = await self._slice(lane, call)
         if not self._executor.lease.may_start():
@@ -243,7 +243,7 @@ class AsyncPool(Service):
         if count is not None:
             self._executor.lanes.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)
 
-    async def _slice(self, lane: MessageLane, call: Call) -> int | None:
+    async def _slice(self, lane: Lane, call: Call) -> int | None:
         """Run messages of the lane. Return how many ended; None when the lane is not ours any more, and another part
         decides when it goes on."""
         executor, task, count = self._executor, cast("asyncio.Task[None]", asyncio.current_task()), 0

@@ -31,7 +31,7 @@ from usher.common.protocol.attempts import CUT_OFF, RAN_PAST
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
 from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
-from usher.consumer.execution.lanes import MessageLane
+from usher.consumer.execution.lanes import Lane
 from usher.consumer.handlers.message import Message
 from usher.consumer.isolation.process import (
     DIED,
@@ -134,11 +134,11 @@ class SuspectWorker(Service):
             event(log, "handler_process_ended", level=logging.WARNING, what=note)
         child.notes.clear()
 
-    def _run(self, lane: MessageLane) -> None:
+    def _run(self, lane: Lane) -> None:
         executor = self._executor
         message = executor.next_message(lane)
         if message is None:
-            executor.lanes.release(lane, 0, 0.0)
+            executor.lanes.release(lane)
             return
         child = self._begun(needs_fresh_process(message.known, executor.policy.max_attempts))
         is_ready = child is not None and (not is_unseen(message.known) or self._note_ahead(message))
@@ -173,7 +173,7 @@ class SuspectWorker(Service):
             message.answer = from_wire(result.answer)
             end_us = message.start_us + (time.monotonic_ns() - began_ns) // 1000
             if executor.succeeded(lane, message, message.start_us, end_us):
-                executor.lanes.release(lane, 0, 0.0)
+                executor.lanes.release(lane)
             return
         problem, text = _problem_of(result, is_fresh)
         executor.raised(lane, message, problem, text)

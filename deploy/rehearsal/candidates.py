@@ -374,9 +374,8 @@ class Candidates:
         found: list[bytes] = []
         floor, start, looked_at, ends_s = rank(span[0]), span[1].decode(), 0, now_s() + _SEARCH_S
         while True:
-            count, last, some, is_all = self._scripts.run(
-                "find_entries", (key,), (field, value, start, _ENTRIES_AT_ONCE)
-            )
+            args = ("XREVRANGE", start, "-", _ENTRIES_AT_ONCE, field, value)
+            count, last, some, is_all = self._scripts.run("find_entries", (key,), args)
             found += (one for one in some if rank(one) >= floor)
             looked_at += count
             self._on_page(what, looked_at)
@@ -430,9 +429,8 @@ class Candidates:
         for text, ids in missing.items():
             start = "+"
             while not ids <= found.keys():
-                count, last, records, is_all = self._scripts.run(
-                    "find_runs", (self._keys.runs,), (orjson.dumps(text), start, _RUNS_AT_ONCE)
-                )
+                args = ("XREVRANGE", start, "-", _RUNS_AT_ONCE, "batch", orjson.dumps(text), "part")
+                count, last, records, is_all = self._scripts.run("find_entries", (self._keys.runs,), args)
                 for run in (run for record in records for run in reversed(list(decode_runs(record)))):
                     if run.id.encode() in ids:
                         found.setdefault(run.id.encode(), run)

@@ -66,7 +66,6 @@ class StreamCursor:
         self.taken = ZERO  # all up to here was taken
         self.last_read = ZERO
         self._read = NO_NEW_ENTRIES  # what was read and not taken
-        self._told = b""  # the entry above the last one of which a notification told, since the last read
         # Rank of the highest id that the group was given: it comes again when somebody sets the group back.
         self._given = 0
 
@@ -74,11 +73,10 @@ class StreamCursor:
         self.taken, self.last_read, self._read = last_delivered, last_delivered, NO_NEW_ENTRIES
         self._given = max(rank(last_delivered), rank(highest_pending))
         self._no_more_since_s = 0.0
-        self._page, self._told = _FIRST_READ, b""
+        self._page = _FIRST_READ
         self._may_have_more, self.is_full, self.under_master = True, False, 0
         if self._notifier is not None:
             self._notifier.poll()  # it may be old
-            self._notifier.accept()
 
     def next(self, board: Board, steps: LeaderScripts, now_s: float) -> NewEntries | None:
         """Return what was read, or told, and is to be taken; nothing, if it is to be read first. None: no consumer has
@@ -89,13 +87,13 @@ class StreamCursor:
         told = self._notifier.poll() if self._notifier is not None else Notification()
         if told is not None:
             self._may_have_more = True
+            if told.id and told.run != steps.server_run and self._notifier is not None:
+                self._notifier.fail("it is connected to another server")
         if room <= 0 or (not self._may_have_more and now_s - self._no_more_since_s < IDLE_READ_S):
             return None
-        if told is not None and told.after == self.last_read:
-            self._told = told.id
-            if (new := steps.told(self.taken, (told.id, told.fields), told.run)) is not None:
-                self._read = new
-                return new
+        if told is not None and told.run and told.run == steps.server_run and told.after == self.last_read:
+            self._read = steps.told(self.taken, (told.id, told.fields))
+            return self._read
         return replace(NO_NEW_ENTRIES, position=self.taken)
 
     def count(self, board: Board, new: NewEntries) -> int:
@@ -109,17 +107,10 @@ class StreamCursor:
         if new.found:
             self.taken = new.found[-1][0]
             self._given = max(self._given, rank(self.taken))
-            if self._notifier is not None and not new.is_told:
-                self._notifier.accept()
         if read.found and not self.may_have_more and self._notifier is not None:
             self._notifier.reset()  # it has not told of these: its server may be one that was replaced
-        if (count or new.is_told) and self._told and self._notifier is not None:
-            if self._told not in [one[0] for one in read.found[:1]]:
-                self._notifier.reject()  # another server told it; or it is gone, or others have it
-            elif new.is_told:
-                self._notifier.accept()
-                self.last_read, read = self.taken, replace(read, found=read.found[1:])
-            self._told = b""
+        if new.is_told and read.found and read.found[0][0] == self.taken:  # else it is gone, or others have it
+            self.last_read, read = self.taken, replace(read, found=read.found[1:])
         if read.found:
             self.last_read = read.found[-1][0]
         elif count:  # others have moved the group, or read from it

@@ -32,9 +32,6 @@ _LATE_S = 5.0
 _AGAIN_S, _LONGEST_PAUSE_S = 0.5, 10.0
 #: Pause when waiting itself fails.
 _PAUSE_S = 0.05
-#: Notifications in a row that may be rejected before the connection is distrusted. One may be chance: an entry was
-#: deleted meanwhile.
-_MOST_REJECTED = 3
 
 
 class Notification(NamedTuple):
@@ -67,7 +64,6 @@ class StreamNotifier:
         self._again_s = 0.0
         self._notification: Notification | None = None
         self._run = ""  # the server that was asked
-        self._rejected = 0  # notifications in a row that did not match the stream
 
     @property
     def trouble(self) -> str | None:
@@ -99,7 +95,7 @@ class StreamNotifier:
         try:
             self._wait(timeout)
         except Exception as trouble:  # whatever it is, without notifications the stream is read every so often
-            self._fail(f"{type(trouble).__name__}: {trouble}")
+            self.fail(f"{type(trouble).__name__}: {trouble}")
             time.sleep(_PAUSE_S)
 
     def _wait(self, timeout: float) -> None:
@@ -124,7 +120,7 @@ class StreamNotifier:
             else:
                 self._receive()
         if self._asked_until_s is not None and now_s() > self._asked_until_s:
-            self._fail("Redis does not answer")
+            self.fail("Redis does not answer")
 
     # ---- notifications -----------------------------------------------------------------------------------------------
 
@@ -139,7 +135,7 @@ class StreamNotifier:
             self._after, self._run = after, self._link.server_run
             self._link.ask(*read_command(self._stream, after, round(_BLOCK_S * 1000), 1))
         except Exception as trouble:
-            self._fail(f"{type(trouble).__name__}: {trouble}")
+            self.fail(f"{type(trouble).__name__}: {trouble}")
         else:
             self._asked_until_s = now + _BLOCK_S + _LATE_S
 
@@ -147,24 +143,6 @@ class StreamNotifier:
         """Return the news; None: there is none."""
         notification, self._notification = self._notification, None
         return notification
-
-    def accept(self) -> None:
-        """Trust the connection again: what the leader found, or begins with, is right."""
-        self._rejected = 0
-
-    def reject(self) -> None:
-        """Reject the last notification, which did not match the stream: ask anew, or distrust the connection when that
-        goes on."""
-        self._rejected += 1
-        if self._rejected < _MOST_REJECTED:
-            self.reset()  # it may have come from another server, which has nothing more to tell
-        else:
-            self._rejected = 0
-            self.distrust()
-
-    def distrust(self) -> None:
-        """Do without notifications for a while: the connection may be to another server."""
-        self._fail("it told of entries that the leader did not find")
 
     def reset(self) -> None:
         """Drop the connection and the question on it; the next question goes to where the server is then."""
@@ -184,7 +162,7 @@ class StreamNotifier:
                 [(entry_id, fields)] = answer[0][1]
                 self._notification = Notification(self._after, entry_id, fields, self._run)
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
         """Act as if a notification had come, since the state of the stream is unknown, and ask again after a pause."""
         if not self._failures:
             event(log, "notifier_unavailable", level=logging.WARNING, why=why)

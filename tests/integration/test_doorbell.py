@@ -155,7 +155,7 @@ def test_a_broken_bell_that_nobody_asks_again_is_no_trouble_for_ever(
     doorbell: StreamNotifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under load it is not asked."""
-    doorbell._fail("it broke")
+    doorbell.fail("it broke")
     assert doorbell.trouble == "stream notifier: it broke"
     later_s = now_s() + 60
     monkeypatch.setattr(doorbell_module, "now_s", lambda: later_s)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from usher.master.policy.board.tickets import OPEN, BoardTicket, ConsumerLoad
 
@@ -47,13 +46,6 @@ def _older(asked: dict[bytes, Asked], than_s: float) -> Iterator[Asked]:
     while asked and (first := next(iter(asked.values()))).at_s <= than_s:
         del asked[first.ticket.name]
         yield first
-
-
-class Recall(NamedTuple):
-    """Tickets to be asked back from one incarnation."""
-
-    incarnation: str
-    tickets: list[bytes]
 
 
 class Recalls:
@@ -119,8 +111,9 @@ class Recalls:
 
     def choose(
         self, consumers: Mapping[str, ConsumerLoad], tickets: Mapping[bytes, BoardTicket], now_s: float
-    ) -> list[Recall]:
-        """Choose the tickets to ask back now. Nothing waits for any consumer, and ``release`` was called."""
+    ) -> list[tuple[str, list[bytes]]]:
+        """Choose the tickets to ask back now, by incarnation. Nothing waits for any consumer, and ``release`` was
+        called."""
         self._again_s = math.inf
         if len(tickets) <= self._enough:
             return []
@@ -136,7 +129,7 @@ class Recalls:
 
     def _match(
         self, idle: list[ConsumerLoad], busy: list[ConsumerLoad], tickets: Mapping[bytes, BoardTicket], now_s: float
-    ) -> list[Recall]:
+    ) -> list[tuple[str, list[bytes]]]:
         """Ask each busy one, the longest work first, for what it has beyond its share; no idle one gets more than its
         own."""
         slots = sum(one.slots for one in (*idle, *busy))
@@ -159,7 +152,7 @@ class Recalls:
                 self.asked[ticket.name] = self.unanswered[ticket.name] = asked
                 ticket.queued = True
             if chosen:
-                recalls.append(Recall(one.incarnation, [ticket.name for ticket in chosen]))
+                recalls.append((one.incarnation, [ticket.name for ticket in chosen]))
         self._in_vain = self._in_vain and not recalls
         return recalls
 

@@ -347,6 +347,7 @@ class Rereading:
 
     def __init__(self) -> None:
         self._hidden: dict[bytes, BoardTicket] = {}
+        self._paused: dict[bytes, BoardTicket] = {}
         self._being_read: dict[bytes, BoardTicket] = {}  # those that the reading is for, the lowest first
         self._scanned = ZERO  # how far the reading is: memory knows what these have up to here
 
@@ -359,6 +360,12 @@ class Rereading:
 
     def end(self, ticket: BoardTicket) -> None:
         self._hidden.pop(ticket.name, None)
+        self._paused.pop(ticket.name, None)
+
+    def wake(self) -> None:
+        """Look again at those of which nothing was worth having: the rules have changed."""
+        self._hidden |= self._paused
+        self._paused.clear()
 
     def leave(self, ticket: BoardTicket) -> None:
         """Let the reading go on without the ticket, which keeps what was read of it."""
@@ -366,10 +373,15 @@ class Rereading:
             del self._being_read[ticket.name]
             ticket.above = max(ticket.above or ZERO, self._scanned, key=rank)
 
-    def start(self, wants_more: Callable[[BoardTicket], bool]) -> bytes | None:
-        """Return the id above which to read on; begin a reading if there is none. None: no ticket wants more."""
+    def start(self, keeps_of: Callable[[BoardTicket], int]) -> bytes | None:
+        """Return the id above which to read on; begin a reading, of those of which little is left in memory, if there
+        is none. None: no ticket wants more. ``keeps_of``: how many messages of a ticket are worth having; 0: none,
+        until rules change."""
         if not self._being_read:
-            wanting = [ticket for ticket in self._hidden.values() if wants_more(ticket)]
+            open_ones = [(one, keeps_of(one)) for one in self._hidden.values() if one.standing is OPEN]
+            for ticket in [one for one, keeps in open_ones if not keeps]:
+                self._paused[ticket.name] = self._hidden.pop(ticket.name)
+            wanting = [one for one, keeps in open_ones if 0 < keeps >= 2 * len(one.parked)]
             if not wanting:
                 return None
             wanting.sort(key=lambda one: rank(one.above or ZERO))
