@@ -87,15 +87,9 @@ class LossBook:
 
     def set_back(self, repeats: IdRange | None, lost: IdRange | None) -> None:
         """Tell of what a group was given that knows nothing of that any more."""
-        event(
-            log,
-            "group_set_back",
-            level=logging.ERROR,
-            stream=self._keys.stream,
-            may_repeat=format_id_range(repeats),
-            lost=format_id_range(lost),
-            why="Redis lost its last moments (power loss, failover), or somebody set the group back",
-        )
+        why = "Redis lost its last moments (power loss, failover), or somebody set the group back"
+        ids: dict[str, Any] = {"may_repeat": format_id_range(repeats), "lost": format_id_range(lost)}
+        event(log, "group_set_back", level=logging.ERROR, stream=self._keys.stream, **ids, why=why)
         self.declare(DeclaredLoss("set_back", repeats, lost))
 
 
@@ -176,30 +170,13 @@ class KeptBodies:
             self.bodies.pop(one, None)
 
 
-class ParkedPage(NamedTuple):
-    """A page of the entries pending under ``master``. ``last`` is None after the end."""
+class Page(NamedTuple):
+    """A page of the entries pending under ``master``, or taken back from a dead incarnation. ``last`` is None after the
+    end."""
 
     last: bytes | None
     found: list[PeekedEntry]
     gone: list[bytes]
-
-
-class TakenPage(NamedTuple):
-    """A page of entries taken back from a dead incarnation. ``alive`` means that nothing was taken: its lease still
-    runs."""
-
-    alive: bool
-    size: int
-    found: list[PeekedEntry]
-    gone: list[bytes]
-
-
-class Freed(NamedTuple):
-    """The end of a recovery: tickets that other consumers own, and (id, ticket) of entries that were under ``master``
-    unseen."""
-
-    others: list[bytes]
-    parked: list[tuple[bytes, bytes]]
 
 
 class PositionLook(NamedTuple):
@@ -544,9 +521,8 @@ class LeaderScripts:
 
     # ---- scripts -----------------------------------------------------------------------------------------------------
 
-    def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
-        _, _, last, found, gone = self._take_back("master", b"-" if after is None else b"(" + after, count)
-        return ParkedPage(last or None, _found(found), gone)
+    def read_parked(self, after: bytes | None, count: int) -> Page:
+        return self.take_back("master", count, after) or Page(None, [], [])
 
     def tenants_of(self, entries: Sequence[tuple[bytes, bytes]]) -> Sequence[Mark]:
         """Read the marks of entries, (id, ticket), that consumers have, as far as they tell the tenant."""
@@ -566,37 +542,36 @@ class LeaderScripts:
         args = [part for entry in entries for part in entry]
         return int(self._run("reject", (keys.stream, keys.leader, keys.dead, keys.letters), args)[1])
 
-    def take_back(self, incarnation: str, count: int) -> TakenPage:
-        """Bring one page of a dead incarnation's entries to ``master``."""
-        reply = self._take_back(incarnation, b"-", count)
-        if reply[0] == b"ALIVE":
-            return TakenPage(True, 0, [], [])
-        _, size, _, found, gone = reply
-        return TakenPage(False, size, _found(found), gone)
-
-    def _take_back(self, name: str, start: bytes, count: int) -> Any:
+    def take_back(self, name: str, count: int, after: bytes | None = None) -> Page | None:
+        """Bring one page of a dead incarnation's entries to ``master``. None: its lease still runs, and nothing
+        happened."""
         keys, own = self._keys, (self._keys.noted(name), self._keys.inbox(name))
         script_keys = (keys.stream, keys.leader, keys.lease(name), keys.dead, keys.attempts, *own, keys.letters)
-        return self._run("take_back", script_keys, (name, start, count, *self._parse_arguments))
+        start = b"-" if after is None else b"(" + after
+        reply = self._run("take_back", script_keys, (name, start, count, *self._parse_arguments))
+        return None if reply[0] == b"ALIVE" else Page(reply[2] or None, _found(reply[3]), reply[4])
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed | None:
-        """Free the records of a dead incarnation's tickets, each with what memory has of it as unfinished. Return None
-        when it still has entries."""
+    def free_tickets(
+        self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]
+    ) -> tuple[list[bytes], list[tuple[bytes, bytes]]] | None:
+        """Free the records of a dead incarnation's tickets, each with what memory has of it as unfinished. Return the
+        tickets that other consumers own, and (id, ticket) of entries that were under ``master`` unseen; None when it
+        still has entries."""
         keys = self._keys
         script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead, keys.letters)
-        freed, left = Freed([], []), [part for ticket, ids in tickets for part in (ticket, b" ".join(ids))]
+        others, parked = list[bytes](), list[tuple[bytes, bytes]]()
+        left = [part for ticket, ids in tickets for part in (ticket, b" ".join(ids))]
         while True:
             state, *reply = self._run("free_tickets", script_keys, (incarnation, *left))
             if state != b"OK":
                 if len(left) < 2 * len(tickets):
                     raise ReplyUnknown(f"{incarnation} was handed something by another client: {state.decode()}")
                 return None
-            others, parked, looked_at = reply
-            freed.others.extend(others)
-            freed.parked.extend((found.id, found.ticket or b"") for found in _found(parked))
-            del left[: 2 * looked_at]
+            others += reply[0]
+            parked += [(found.id, found.ticket or b"") for found in _found(reply[1])]
+            del left[: 2 * reply[2]]
             if not left:
-                return freed
+                return others, parked
 
     def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int, highest: bytes = b"") -> Swept:
         """Take one step of the idle sweep; entries owned by ``known`` incarnations with a living lease are left
@@ -683,7 +658,10 @@ class LeaderScripts:
 
 
 class LeaderService(Service):
-    """Service that works while this master leads, each turn under the epoch with which it began."""
+    """Service that works while this master leads, each turn under the epoch with which it began. ``standby_s``: while
+    it does not, it looks so often whether it does."""
+
+    standby_s = 60.0
 
     def __init__(self, link: Link, keys: Keys, lead: Lead, ticket_field: str = "") -> None:
         super().__init__()
@@ -705,4 +683,4 @@ class LeaderService(Service):
 
     def stand_by(self) -> float:
         """Let another master lead. Returns the seconds after which to look again who does."""
-        raise TypeError(f"{type(self).__name__} must define stand_by")
+        return self.standby_s

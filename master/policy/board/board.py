@@ -268,13 +268,8 @@ class Board:
             self.tickets[name].standing = OPEN
             self._finish(self.tickets[name])
         # An incarnation that only a record named has no capacity here: it gets nothing before the roster knows it.
-        self.join(
-            incarnation,
-            consumer.name,
-            consumer.slots,
-            consumer.capacity,
-            consumer.capacity > 0 and self.rules.of_consumers.get(consumer.name) is None,
-        )
+        accepts = consumer.capacity > 0 and self.rules.of_consumers.get(consumer.name) is None
+        self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, accepts)
 
     def recovered(self, incarnation: str, others: Iterable[bytes] = ()) -> tuple[bytes, ...]:
         """Free the tickets of a lost incarnation: all that it had is under ``master``.
