@@ -200,7 +200,7 @@ class RedisModel:
         self.changed.append(ticket)
 
     def drop(self, ticket: bytes) -> None:
-        """drop_letters.lua for what a halted ticket waits for."""
+        """redrive.lua for what a halted ticket waits for."""
         record = self.index[ticket]
         assert record.owner == HALTED
         self.finish(record.ids[0])

@@ -13,7 +13,7 @@ from usher.common.protocol.run_log import RunRecord, decode
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs, redis_ms
-from usher.master.insight.lag import stream_sums
+from usher.master.insight.stats import stream_sums
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
 from usher.master.policy import charts
@@ -108,18 +108,13 @@ class ChartKeeper(LeaderService):
         return dict(sorted(taken.items(), key=lambda item: (-item[1][0], -item[1][1])))
 
 
-class ChartReader:
-    def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
-
-    def read(self, span: ChartSpan) -> tuple[int, list[dict[str, Any]]]:
-        """Return Redis' time in ms, and the points of this span up to then, oldest first. Raises RedisTrouble."""
-        now_ms = redis_ms(self._link)
-        since_ms = now_ms - span.length_ms
-        values = self._link.call("HMGET", self._keys.charts, *charts.places(since_ms, now_ms))
-        steps: dict[int, list[dict[str, Any]]] = {}
-        for one in filter(None, map(charts.decode, values)):
-            if since_ms - MINUTE_MS < one["t"] <= now_ms:
-                steps.setdefault(one["t"] - one["t"] % span.step_ms, []).append(one)
-        return now_ms, [charts.merge(begin_ms, of_step) for begin_ms, of_step in sorted(steps.items())]
+def read_points(link: Link, keys: Keys, span: ChartSpan) -> tuple[int, list[dict[str, Any]]]:
+    """Return Redis' time in ms, and the points of this span up to then, oldest first. Raises RedisTrouble."""
+    now_ms = redis_ms(link)
+    since_ms = now_ms - span.length_ms
+    values = link.call("HMGET", keys.charts, *charts.places(since_ms, now_ms))
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for one in filter(None, map(charts.decode, values)):
+        if since_ms - MINUTE_MS < one["t"] <= now_ms:
+            steps.setdefault(one["t"] - one["t"] % span.step_ms, []).append(one)
+    return now_ms, [charts.merge(begin_ms, of_step) for begin_ms, of_step in sorted(steps.items())]

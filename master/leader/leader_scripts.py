@@ -245,8 +245,8 @@ class LeaderScripts:
         self._kept = KeptBodies()
         self.highest = 0  # rank of the highest id that anybody was given, as far as it is known
         # The last position of the group of which Redis said how many entries it had been given by then, this number,
-        # and how many we were given since.
-        self._given: tuple[bytes, int | None, int] = (ZERO, None, 0)
+        # how many we were given since, and how many we have taken that it has not counted yet.
+        self._given: tuple[bytes, int | None, int, int] = (ZERO, None, 0, 0)
         self._cuts: list[tuple[int, bytes, bytes, int]] = []  # as note_cut has them: to be counted
 
     def check(self) -> None:
@@ -259,7 +259,7 @@ class LeaderScripts:
         groups = LogKeys(keys.stream).groups
         script_keys = (keys.stream, keys.leader, keys.epoch, keys.taken, groups, keys.counters, keys.changed)
         _, position, given, fence, self.noted = self._run("begin", script_keys, ("1" if is_new else "",))
-        self._fence, self._given = int(fence), (position, None if given == b"" else int(given), 0)
+        self._fence, self._given = int(fence), (position, None if given == b"" else int(given), 0, 0)
         self._taken, self.highest = b"%s %s" % (position, str(given).encode() if given != b"" else b""), rank(position)
         self._behind_ms = redis_ms(self._scripts.link) - 1000 * now_s()
         self.look()
@@ -365,7 +365,8 @@ class LeaderScripts:
         if plan.targets:
             self._kept.drop(chain.from_iterable(part.ids for target in plan.targets for part in target.parts))
             self._counts.hand_over(plan, began_ns)
-        return reply, self._was_read(done, count, told[-1] if count > _MANY else []) if count else NO_NEW_ENTRIES
+        newest, first = told[-1] if count > _MANY else [], new.found[0][0] if new.is_told else b""
+        return reply, self._was_read(done, count, newest, first) if count else NO_NEW_ENTRIES
 
     def _packet(
         self, plan: HandOverPlan, new: NewEntries, index: Mapping[bytes, bytes], fence: int, has_bodies: bool
@@ -465,17 +466,21 @@ class LeaderScripts:
             raise ReplyUnknown(f"what a turn asks behind it: {odd}")
         return done, behind[3:], False
 
-    def _was_read(self, replies: Sequence[Any], count: int, newest: Any) -> NewEntries:
+    def _was_read(self, replies: Sequence[Any], count: int, newest: Any, told: bytes) -> NewEntries:
+        """``told``: it was taken, and if it is not the first that was read it is gone, and Redis counts it later."""
         entries = replies[0][0][1] if replies[0] else []
         facts = group_of(replies[1], self._keys.group, None) or {}
         position, given = facts[b"last-delivered-id"], facts.get(b"entries-read")
-        at, before, since = self._given
+        at, before, since, gone = self._given
+        gone += bool(told) and [one[0] for one in entries[:1]] != [told]
+        since += len(entries)
         if given is None:
-            self._given = at, before, since + len(entries)
+            self._given = at, before, since, gone
         else:
-            if before is not None and given > before + since + len(entries):
-                self._cuts.append((given - before, at, position, since + len(entries)))
-            self._given = position, given, 0
+            left = gone if before is None else before + since + gone - given
+            if left < 0:
+                self._cuts.append((given - (before or 0), at, position, since + gone))
+            self._given = position, given, 0, max(0, min(gone, left))
         found = self._parser.parse(position, entries, len(entries) < count, given)
         largest = sum(map(len, newest[0][1])) if newest else 0
         return found if largest <= found.largest else replace(found, largest=largest)
@@ -486,9 +491,7 @@ class LeaderScripts:
 
     def told(self, position: bytes, entry: tuple[bytes, Sequence[bytes]]) -> NewEntries:
         """Return an entry, (id, fields), of which our server told, to be taken although it is yet to be read."""
-        at, given, since = self._given
-        number = None if given is None or since or at != position else given + 1
-        return replace(self._parser.parse(position, [entry], False, number), is_told=True)
+        return replace(self._parser.parse(position, [entry], False), is_told=True)
 
     def recall(self, incarnation: str, tickets: Iterable[tuple[bytes, bytes, Sequence[bytes]]]) -> bool:
         """Ask an incarnation to give tickets back, each with its fence and all that may have been started of it. What

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.factories import FIELD, Owner, World, fetch, hand_over, plan
 from usher.common.readers.reliable_stream import ReliableStream
-from usher.master.insight.lag import tickets_of
+from usher.master.insight.stats import tickets_of
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.operations.dead_letters import DeadLetters

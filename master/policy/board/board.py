@@ -759,12 +759,12 @@ class Board:
                 ticket.beyond += beyond
                 self._rereading.add(ticket)
 
-    def takeable(self) -> int:
+    def takeable(self, now_s: float) -> int:
         """Count what another consumer could be given now: messages that wait for room, and tickets to be recalled."""
         tenants = set(self._fair.held) if self._fair is not None else set()
         free = [one for one in self._queue.waiting() if one.owner is None and one.standing is OPEN]
         parked = sum(len(one.parked) for one in free if one.tenant not in tenants)
-        return parked + self.asked_back.recallable(self.consumers.values())
+        return parked + self.asked_back.recallable(self.consumers.values(), now_s)
 
     # ---- rules -------------------------------------------------------------------------------------------------------
 
