@@ -18,7 +18,7 @@ from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.operations.action_log import ActionLog, OperatorAction, StepResult
+from usher.master.operations.action_log import StepResult
 from usher.master.policy.letters import (
     HALT,
     DeadLetter,
@@ -183,6 +183,3 @@ class DeadLetters:
                 for letter_id, (word, *rest) in zip(left, answers, strict=False)
             ]
         return results
-
-    def note(self, action: OperatorAction, outcome: str) -> None:
-        ActionLog(self._link, self._keys).note(action, outcome)
