@@ -383,7 +383,7 @@ class RedisModel:
         return (others, parked)
 
     def parked_page(self, after: bytes | None, count: int) -> Page:
-        """read_parked.lua: one page."""
+        """take_back.lua: one page."""
         page = [entry_id for entry_id in self.held_by(MASTER) if after is None or rank(entry_id) > rank(after)][
             : min(count, PAGE)
         ]
@@ -391,5 +391,5 @@ class RedisModel:
         return Page(page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending])
 
     def read_parked(self) -> list[tuple[bytes, bytes]]:
-        """read_parked.lua, all pages at once."""
+        """take_back.lua, all pages at once."""
         return [(entry_id, self.ticket_of[entry_id]) for entry_id in self.held_by(MASTER) if self._bring(entry_id)]

@@ -93,8 +93,8 @@ class LogKeys:
     archived = _Key("""String: the id up to which the stream is archived, itself included. Written by the archive; trim
         --archived-only keeps from it on.""")
     delayed = _Key("""Stream: messages to be added to the stream when they are due (field ``due_ms``). Written by
-        producers, and by redrive; send_delayed and due_delayed (into a dead letter) remove entries, and so does an
-        operator's drop_delayed.""")
+        producers, and by redrive; send_delayed and due_delayed (into a dead letter) remove entries, and so does
+        move_delayed, for operators.""")
     due = _Key("""Sorted set: delayed message, its id padded to 2 x 20 digits -> ms at which it is due. Written by
         due_delayed, send_delayed and an operator's move_delayed, whose times are lost with this key: those of the
         messages count then.""")
@@ -130,8 +130,8 @@ class Keys:
 
     tickets = _Key("""Hash: ticket_id -> ``owner fence id id ...`` (lua/includes/records.lua). For ever; a field lives
         while its ticket has unfinished entries.""")
-    consumers = _Key("""Hash: consumer name -> registration (see common/protocol/registration.py). Written by register,
-        deregister and reap.""")
+    consumers = _Key("""Hash: consumer name -> registration (see common/protocol/registration.py). Written by register
+        and deregister.""")
     leader = _Key("""String with PX: ``epoch url`` of the master that leads. Written by elect, extended by its
         holder.""")
     epoch = _Key("""String: the epoch of the leader that has begun last. Written by begin; turns of a leader watch it,
@@ -167,7 +167,7 @@ class Keys:
     recounted = _Key("Sorted set: that index as recount_letters (leader) makes it anew.", "letters:new")
     changed = _Key("""Stream, capped: tickets whose record another process than the leader changed, changes of the
         rules, consumers that come and go. It wakes the leader, and standbys when it resigns. Written by dead_letter,
-        redrive, drop, change_rules, register, renew, drain, revoke, deregister, resign.""")
+        redrive, change_rules, register, renew, drain, deregister, resign.""")
     reports = _Key("""Stream, capped: reports to a leader in another process, of consumers that have no master's URL
         (`usher run`). Written by these, read by the leader.""")
     rules = _Key("""Hash: id of a live rule -> ``version ms json`` (master/policy/rules.py). For ever. Written by
@@ -201,7 +201,7 @@ class Keys:
     def noted(self, incarnation: str) -> str:
         """Hash with PX: notes on a dead incarnation while it is being recovered. The field "" says that its journal was
         read; each other field is a ticket whose first message counts as lost. Written by note_crash and take_back;
-        deleted with the last page, or by reap."""
+        deleted with the last page, or by deregister."""
         return f"{self.prefix}noted:{incarnation}"
 
     def signed_out(self, session: str) -> str:
@@ -212,5 +212,5 @@ class Keys:
     def inbox(self, incarnation: str) -> str:
         """Stream: hand-overs to this incarnation, one record per turn of the leader (master/leader/leader_scripts.py),
         and orders. Trimmed by its reader; deleted with its incarnation: by deregister, with the last page of take_back,
-        by reap, or when a successor registers."""
+        or when a successor registers."""
         return f"{self.prefix}inbox:{incarnation}"

@@ -1,8 +1,8 @@
 """The model that the board is tested against tells the truth: the same long walks, with every step done by the real
 scripts too.
 
-``tests/redis_model.py`` says what turns, ack.lua, give_back.lua, take_back.lua, free_tickets.lua and
-read_parked.lua do. Here their answers, the pending list and the index are compared after every call.
+``tests/redis_model.py`` says what turns, ack.lua, give_back.lua, take_back.lua and free_tickets.lua
+do. Here their answers, the pending list and the index are compared after every call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""read_parked.lua: what a new epoch starts from, page by page, in id order."""
+"""take_back.lua: what a new epoch starts from, page by page, in id order."""
 
 from __future__ import annotations
 
