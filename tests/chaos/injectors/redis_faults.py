@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from tests.chaos.checker.history import position
 from tests.chaos.injectors.programs import SLACK_S
 from tests.chaos.rig.cluster import Cluster
 from tests.chaos.rig.facts import GROUP
@@ -102,7 +103,7 @@ def lose_power(cluster: Cluster, tail_s: float) -> None:
     cluster.redis.copy_data()
     time.sleep(tail_s)
     cluster.redis.lose_power()
-    accepted = cluster.producer.all_accepted()  # in the order of acceptance, all before the crash
+    accepted = cluster.producer.all_accepted()  # all before the crash
     cluster.redis.start()
     _declare_lost(cluster, accepted, t0, "power loss")
     _note_away(cluster, "power_loss", t0)
@@ -125,9 +126,10 @@ def fail_over(cluster: Cluster, gently: bool) -> None:
 def _declare_lost(cluster: Cluster, accepted: Mapping[str, int], since: int, why: str) -> None:
     kept = {_uid(flat) for _, flat in cluster.state.call("XRANGE", STREAM, "-", "+")}
     lost = [uid for uid, t in accepted.items() if t >= since and uid not in kept]
-    if lost:
-        uids = [*accepted]
-        cluster.counts["lost_in_the_middle"] += len(uids) - uids.index(lost[0]) - len(lost)
+    if lost:  # by the ids: who sends at the same time may hear of an earlier one later
+        ids = [(position(mid), uid) for mid, uid in [*cluster.producer.mids.items()] if uid in accepted]
+        first = min(mid for mid, uid in ids if uid in lost)
+        cluster.counts["lost_in_the_middle"] += sum(mid > first and uid in kept for mid, uid in ids)
     # What was sent while the copy was made, or whose answer never came, may be gone too; what was accepted before may
     # not.
     unsure = [uid for uid in set(cluster.tail.uids.values()) - kept if uid not in cluster.producer.accepted]
