@@ -72,10 +72,10 @@ PARTS: dict[str, dict[str, Listed]] = {
     "Look": {
         "status": Listed("master.cli.status:status", "Show consumers, tickets in processing, lag and rates."),
         "tickets": Listed("master.cli.tickets:tickets", "Look at tickets in processing; explain, retry, give up."),
-        "find": Listed("master.cli.log:find", "Find unfinished and dead messages by a field: kind=paid."),
+        "find": Listed("master.cli.status:find", "Find unfinished and dead messages by a field: kind=paid."),
         "stuck": Listed("master.cli.tickets:stuck", "Show tickets that are stuck or fail, and why, in groups."),
         "consumers": Listed("master.cli.rules:consumers", "Look at the registered consumers; drain and resume them."),
-        "log": Listed("master.cli.log:log", "Browse the stream by id or time."),
+        "log": Listed("master.cli.status:log", "Browse the stream by id or time."),
         "rules": Listed("master.cli.rules:rules", "Show the rules that hold now, and lift them."),
         "actions": Listed("master.cli.rules:actions", "Show what operators did, and why."),
     },
@@ -85,7 +85,7 @@ PARTS: dict[str, dict[str, Listed]] = {
         "slow": Listed("master.cli.rules:slow", "Slow a ticket, a pattern, or everything down."),
         "limit": Listed("master.cli.rules:limit", "Bound what waits of a ticket; the rest are dead letters."),
         "resume": Listed("master.cli.rules:resume", "Let what was paused or slowed go on."),
-        "trim": Listed("master.cli.trim:trim", "Cut what no reader of the stream needs; shows it first."),
+        "trim": Listed("master.cli.status:trim", "Cut what no reader of the stream needs; shows it first."),
     },
     "Check": {
         "doctor": Listed("common.cli.doctor:doctor", "Check Redis and what its set-up means for the promise."),

@@ -141,13 +141,7 @@ _LEADS = (
             "master",
             [
                 *(f"master/{room}/**/*.py" for room in _LEADS),
-                *(
-                    "common/doctor/source_status.py",
-                    "master/cli/trim.py",
-                    "master/cli/dead.py",
-                    "master/cli/shared.py",
-                    "deploy/rehearsal/replay.py",
-                ),
+                *("common/doctor/source_status.py", "master/verbs/view.py", "deploy/rehearsal/replay.py"),
             ],
         ),
         ("streamer", ["master/streamer/program.py", "master/leader/elector.py"]),
