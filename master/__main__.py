@@ -43,12 +43,7 @@ def main(flags: dict[str, Any]) -> None:
     tls = server_tls(settings.tls_cert, settings.tls_key)
     import usher.master.assembly.facing  # noqa: F401 - before the fork; `usher run` does without, and shares this module
 
-    def made() -> MasterProgram:
-        program = MasterProgram(settings, redis_url)
-        program.face()  # its consumers ask for their places at once, while it takes over
-        return program
-
-    serve(made, settings.bind, "master", graceful_s=10.0, tls=tls)
+    serve(lambda: MasterProgram(settings, redis_url), settings.bind, "master", graceful_s=10.0, tls=tls)
 
 
 def log_doctor_findings(redis_url: str, keys: Keys) -> None:

@@ -146,18 +146,14 @@ class CsvSource(contextlib.AbstractContextManager["CsvSource"]):
         return header
 
     def _guarded(self) -> Iterator[list[str]]:
-        row: list[str] | None = []
-        while row is not None:
-            try:
-                row = next(self._lines, None)
-            except csv.Error as problem:
-                raise self._wrong(f"is not CSV: {problem}") from problem
-            except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-                raise self._wrong(f"cannot be unpacked: {problem}") from problem
-            except OSError as problem:
-                raise self._wrong(f"cannot be read: {problem.strerror or problem}") from problem
-            if row is not None:
-                yield row
+        try:
+            yield from self._lines
+        except csv.Error as problem:
+            raise self._wrong(f"is not CSV: {problem}") from problem
+        except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
+            raise self._wrong(f"cannot be unpacked: {problem}") from problem
+        except OSError as problem:
+            raise self._wrong(f"cannot be read: {problem.strerror or problem}") from problem
 
     def _wrong(self, what: str) -> WorkloadUnusable:
         return WorkloadUnusable(f"{self._shown}:{self._lines.line_num}: {what}")

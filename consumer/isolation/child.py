@@ -91,9 +91,9 @@ class HandlerCall:
         if self._event_loop is None:
             self._event_loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._event_loop)
-        self._task = asyncio.ensure_future(awaited, loop=self._event_loop)
-        self._event_loop.call_soon(self._cancel)  # behind its beginning
-        return self._event_loop.run_until_complete(self._task)
+        task = asyncio.ensure_future(awaited, loop=self._event_loop)
+        self._event_loop.call_soon(self._cancel, task)  # behind its beginning
+        return self._event_loop.run_until_complete(task)
 
     def cancel(self) -> None:
         """Interrupt the call, from another thread, where the next one begins only when this one is over."""
@@ -101,9 +101,11 @@ class HandlerCall:
         if self._event_loop is not None:
             self._event_loop.call_soon_threadsafe(self._cancel)
 
-    def _cancel(self) -> None:
+    def _cancel(self, begun: asyncio.Future[Any] | None = None) -> None:
+        self._task = begun or self._task
         if self.interrupted.is_set() and self._task is not None:
             self._task.cancel()
+            self._task = None  # once
 
     def close(self) -> None:
         if self._event_loop is not None:

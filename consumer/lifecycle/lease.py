@@ -85,8 +85,11 @@ class Registrar(Service):
         answer = self._masters.post("/api/consumers/register", orjson.dumps(body))
         was_over, self._was_over, self._was_held = self._was_over, answer.status == 410, answer.status == 409
         if answer.status in (200, 201):
-            self._accepted(answer.document, answer.sent_s)
-            raise ServiceEnded
+            if self._accepted(answer.document, answer.sent_s):
+                raise ServiceEnded
+            # The master stood still. It has counted the lease from later on, and says so when it is asked again.
+            event(log, "registration_expired", level=logging.WARNING, consumer=asked.name, master=answer.url)
+            return 0.0
         if answer.status == 409:
             event(log, "name_in_use", level=logging.WARNING, consumer=asked.name, master=answer.url, way_out=_WAY_OUT)
             return _WHEN_HELD_S
@@ -106,14 +109,17 @@ class Registrar(Service):
             self._give_up(f"{answer.url} refuses this registration: {why}")
         return MasterUnavailable(f"{answer.url} answered {answer.status} {why}")
 
-    def _accepted(self, answer: Mapping[str, Any], sent_s: float) -> None:
+    def _accepted(self, answer: Mapping[str, Any], sent_s: float) -> bool:
         registration = self._asked.with_generation(int(answer["generation"]))
         lease_s, left_s = int(answer["lease_ms"]) / 1000, int(answer["left_ms"]) / 1000
         window = int(answer["ticket_window"])
         taken = Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s), window)
+        if sent_s + left_s <= now_s():
+            return False
         # Only now: an answer that cannot be read leaves everything as it was, and the masters are asked again.
         event(log, "consumer_registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
         self._on_taken(taken)
+        return True
 
     def on_end(self) -> None:
         self._masters.close()

@@ -205,14 +205,12 @@ class LeaderServices:
 
 
 class MasterProgram:
-    """The master as usher.common.http.serve runs it: web application, start, stop. It faces nobody before ``face``, or
-    somebody asks: that takes 10 MiB, and a fifth of a second in which it leads badly. ``beside``: the health of what
-    else its process runs."""
+    """The master as usher.common.http.serve runs it: web application, start, stop. With ``beside``, the
+    health of what else its process runs, it faces nobody before somebody asks: that takes 10 MiB. Else its consumers
+    ask at once: and it takes a fifth of a second, in which it leads badly."""
 
-    def __init__(
-        self, settings: MasterSettings, redis_url: str, beside: Callable[[], Health] = lambda: Health(())
-    ) -> None:
-        self._settings, self._beside = settings, beside
+    def __init__(self, settings: MasterSettings, redis_url: str, beside: Callable[[], Health] | None = None) -> None:
+        self._settings, self._beside = settings, beside or (lambda: Health(()))
         self.place = place = MasterContext(settings, redis_url)
         self._started = self._stopping = False
         self._metrics = Metrics()
@@ -226,14 +224,15 @@ class MasterProgram:
             self._services += self._gathering.services
         self._facing: HttpServices | None = None
         self._once = threading.Lock()
-        if settings.backlog_limit or settings.tenant_backlog_limit or settings.tokens_file or settings.proxies:
-            self.face()  # its services are wanted, or its settings are to be checked
+        wanted = settings.backlog_limit or settings.tenant_backlog_limit or settings.tokens_file or settings.proxies
+        if wanted or beside is None:
+            self._face()  # its services are wanted, or its settings are to be checked
 
     @property
     def app(self) -> Flask:
-        return (self._facing or self.face()).app
+        return (self._facing or self._face()).app
 
-    def face(self) -> HttpServices:
+    def _face(self) -> HttpServices:
         from usher.master.assembly.facing import HttpServices
 
         with self._once:

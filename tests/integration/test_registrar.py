@@ -156,6 +156,13 @@ def test_when_its_registration_is_over_it_begins_under_a_new_uuid(master: Master
     assert taken.registration.uuid == second
 
 
+def test_a_lease_that_is_over_when_its_answer_comes_is_asked_for_again(master: Master) -> None:
+    """A leader that stood still for longer made every consumer begin its process anew."""
+    taken = _register(master, (201, _given(0)), (200, _given(9_000)))
+    assert {asked["uuid"] for asked in master.asked} == {taken.registration.uuid}
+    assert taken.sent_s + taken.lease_s > now_s() + 8.0
+
+
 def test_a_lease_that_was_not_new_any_more_is_counted_by_what_is_left_of_it(master: Master) -> None:
     before_s = now_s()
     taken = _register(master, (200, _given(4_000)))

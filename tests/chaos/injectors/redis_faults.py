@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from tests.chaos.checker.history import position
 from tests.chaos.injectors.programs import SLACK_S
 from tests.chaos.rig.cluster import Cluster
 from tests.chaos.rig.facts import GROUP
@@ -19,8 +20,8 @@ from tests.chaos.rig.wire import mapping
 _LONGEST_PAUSE_S = 2.0
 #: A lease that is longer than any that was given is noticed within (master/membership/registry.py).
 _LONG_LEASE_NOTICED_S = 15.0
-#: A replica is not so far behind.
-_BEHIND_NS = 1_000_000_000
+#: Within this a sender has noted an answer.
+_NOTED_S = 0.2
 #: A call on a connection that is dead, and does not say so, ends after so long (common/redis/client.py).
 _CALL_TIMEOUT_S = 5.0
 
@@ -102,7 +103,7 @@ def lose_power(cluster: Cluster, tail_s: float) -> None:
     cluster.redis.copy_data()
     time.sleep(tail_s)
     cluster.redis.lose_power()
-    accepted = cluster.producer.all_accepted()  # in the order of acceptance, all before the crash
+    accepted = cluster.producer.all_accepted()  # all before the crash
     cluster.redis.start()
     _declare_lost(cluster, accepted, t0, "power loss")
     _note_away(cluster, "power_loss", t0)
@@ -110,6 +111,7 @@ def lose_power(cluster: Cluster, tail_s: float) -> None:
 
 def fail_over(cluster: Cluster, gently: bool) -> None:
     """A replica takes over; what it did not have is lost."""
+    since = now_ns()
     cluster.redis.replicate()
     t0 = now_ns()
     if gently:
@@ -118,16 +120,19 @@ def fail_over(cluster: Cluster, gently: bool) -> None:
     accepted = cluster.producer.all_accepted()
     cluster.redis.promote()
     if not gently:
-        _declare_lost(cluster, accepted, t0 - _BEHIND_NS, "failover")
+        _declare_lost(cluster, accepted, since, "failover")
     _note_away(cluster, "failover_gently" if gently else "failover", t0)
 
 
 def _declare_lost(cluster: Cluster, accepted: Mapping[str, int], since: int, why: str) -> None:
+    time.sleep(_NOTED_S)
+    noted = cluster.producer.all_accepted()
     kept = {_uid(flat) for _, flat in cluster.state.call("XRANGE", STREAM, "-", "+")}
-    lost = [uid for uid, t in accepted.items() if t >= since and uid not in kept]
-    if lost:
-        uids = [*accepted]
-        cluster.counts["lost_in_the_middle"] += len(uids) - uids.index(lost[0]) - len(lost)
+    lost = [uid for uid, t in noted.items() if t >= since and uid not in kept]
+    if lost:  # by the ids: who sends at the same time may hear of an earlier one later
+        ids = [(position(mid), uid) for mid, uid in [*cluster.producer.mids.items()] if uid in accepted]
+        first = min((mid for mid, uid in ids if uid in lost), default=(1 << 62, 0))
+        cluster.counts["lost_in_the_middle"] += sum(mid > first and uid in kept for mid, uid in ids)
     # What was sent while the copy was made, or whose answer never came, may be gone too; what was accepted before may
     # not.
     unsure = [uid for uid in set(cluster.tail.uids.values()) - kept if uid not in cluster.producer.accepted]

@@ -35,14 +35,14 @@ def while_it_runs(plan: Plan) -> Plan:
     load = replace(plan.load, tickets=8, skew=0.3, rate=40, work_ms=15, sources=0, talks=True)
     part = 0.0 if "USHER_DEAD_LETTER_POLICY" in plan.shape.environ else 0.03  # else what fails would halt for ever
     load = replace(load, fail_before=part, fail_after=part, poison=part / 6, abort=0.0, die_again=0.0)
-    must = ("calls_answered", "interrupts", "clears", "behind", "merged", "parts")
+    must = ("calls_answered", "interrupts", "behind", "merged", "parts")
     return replace(
         plan,
         name=plan.name + "w",
         load=load,
         shape=replace(plan.shape, handlers=_ABSORBING),
         must=tuple(dict.fromkeys((*(name for name in plan.must if not name.startswith("starts_")), *must))),
-        often=("calls_failed", "calls_timed_out", "over_limit", "starts_absorbing", "starts_absorbing_async"),
+        often=("calls_failed", "calls_timed_out", "clears", "over_limit", "starts_absorbing", "starts_absorbing_async"),
         extra=nothing_more if plan.gently else plan.extra,
         drain_s=plan.drain_s + 4.0,
     )
