@@ -1,4 +1,6 @@
-"""Define ``usher status``: the state of the system, as a table that is refreshed, or one JSON document."""
+"""Define ``usher status``: the state of the system, as a table that is refreshed, or one JSON document; ``usher log``:
+browse a stream by id or time; ``usher find``: look for messages by a field; both read page by page, and the stream is
+never held as a whole; and ``usher trim``: show what no reader of the stream needs any more, and cut it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **
     asked = asked_of(TicketAsk, given)
     with configured(flags, "status") as at:
         found = at.status.find(asked.meant(), sort, limit)
-        rows, more = found.rows, found.number > len(found.rows) or not found.is_all
+        rows, more = found["rows"], found["number"] > len(found["rows"]) or not found["is_all"]
         rows, shown = at.fields.add_to_tickets(rows), at.settings.shown_names
     none = "" if rows else f"  none: {asked.told('everything that was read is done')}"
     further = f"  the first {len(rows):,}; --limit shows more" if len(rows) >= limit and more else none

@@ -2,7 +2,8 @@
 
 While a page is open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every
 other second, in one round trip, so that a page finds a history when it opens; more rarely while nothing moves. Open
-pages ask again every two seconds; that is how they learn in time that there is no news.
+pages ask again every two seconds; that is how they learn in time that there is no news. ``usher stuck`` takes two
+looks of its own.
 """
 
 from __future__ import annotations
