@@ -258,10 +258,10 @@ def attempts_shown(runs: Sequence[RunRecord], is_over: bool) -> list[dict[str, A
 
 
 def _ran(run: RunRecord) -> dict[str, Any]:
-    ended_ms, took_us = run.end_us // 1000 or None, run.end_us - run.start_us
-    told: dict[str, Any] = {"event": "ran", "ms": ended_ms or run.start_us // 1000, "message_id": run.id}
-    told |= {"ticket_id": run.ticket, "began_ms": run.start_us // 1000, "ended_ms": ended_ms}
-    told |= {"took_ms": took_us / 1000 if ended_ms else None, "outcome": run.outcome, "attempt": run.attempt}
+    took_ms, ms = (run.end_us - run.start_us) / 1000 if run.end_us else None, (run.end_us or run.start_us) // 1000
+    told: dict[str, Any] = {"event": "ran", "ms": ms, "message_id": run.id, "ticket_id": run.ticket, "took_ms": took_ms}
+    told |= {"began_ms": run.start_us // 1000, "ended_ms": run.end_us // 1000 or None}
+    told |= {"outcome": run.outcome, "attempt": run.attempt}
     told |= {"fence": run.fence, "owner": run.consumer, "name": name_of(run.consumer) or run.consumer}
     return told | ({"into": run.into} if run.into else {}) | ({"interrupted": True} if run.interrupted else {})
 
