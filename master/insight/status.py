@@ -100,7 +100,7 @@ class _Scan:
         """Yield, in an order, the places of tickets that may fit, as far as their records tell."""
         words, owners = self.words, dict(zip(self.words, self.records, strict=True))
         fits = {word: wanted.may_fit(record.partition(b" ")[0]) for word, record in owners.items()}
-        return (at for at in self.order(order) if fits[words[at]])
+        return (at for at in (self.order(order) if any(fits.values()) else ()) if fits[words[at]])
 
 
 #: Orders of a list: the columns that it is sorted by; what is alike comes by age.
