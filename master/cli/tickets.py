@@ -88,7 +88,8 @@ def list_finished(flags: dict[str, Any], ticket: str, handler: str, limit: int, 
             rows += more
     is_cut, rows = older is not None or len(rows) > limit, rows[:limit]
     names = ("ticket_id", "message_id", "outcome", "handler")
-    shown = [(_when(row["ms"]), span(row["took_ms"]), *(row[name] for name in names)) for row in rows]
+    told = [row | {"outcome": row["outcome"] + ", interrupted" * ("interrupted" in row)} for row in rows]
+    shown = [(_when(row["ms"]), span(row["took_ms"]), *(row[name] for name in names)) for row in told]
     listed = table("Finished", ("ended", "ran for", "ticket", "message", "outcome", "handler"), shown)
     further = "  the first of more; --limit shows more" if is_cut else "  all of the run log" if rows else "  none"
     show(as_json, {"finished": rows, "more": is_cut}, listed, further)

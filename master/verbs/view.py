@@ -104,10 +104,9 @@ class TicketOrders:
         if planned.owner:
             script_keys += [keys.lease(planned.owner), keys.inbox(planned.owner)]
         action = OperatorAction(by, order.value, f"ticket {ticket_id}, message {planned.message_id.decode()}")
-        line: list[Arg] = [part.encode("utf-8", "surrogateescape") for part in action.line()]
         what = f"{order.value} {grace_s:g}" if grace_s else order.value
         about: list[Arg] = [keys.group, what, ticket, planned.believed, planned.message_id, KEPT, GIVEN_UP]
-        return bytes(self._scripts.run("order", script_keys, [*about, *line])).decode()
+        return bytes(self._scripts.run("order", script_keys, [*about, *action.line()])).decode()
 
 
 def _result(ticket_id: str, order: TicketOrder, planned: PlannedOrder, outcome: str) -> OrderResult:
