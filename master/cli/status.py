@@ -1,4 +1,6 @@
-"""Define ``usher status``: the state of the system, as a table that is refreshed, or one JSON document."""
+"""Define ``usher status``: the state of the system, as a table that is refreshed, or one JSON document; ``usher log``:
+browse a stream by id or time; ``usher find``: look for messages by a field; both read page by page, and the stream is
+never held as a whole; and ``usher trim``: show what no reader of the stream needs any more, and cut it."""
 
 from __future__ import annotations
 
@@ -38,11 +40,12 @@ from usher.master.cli.shared import (
     table,
     tickets_table,
 )
+from usher.master.insight.diagnostics import retained
 from usher.master.insight.status import StatusReader
 from usher.master.messages.fields import FoundMessages, MessageFields
 from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
 from usher.master.policy.rates import rates, sample_of
-from usher.master.policy.trim import Cut, Nothing, Refused, RetentionFacts, RetentionRow, decide, readers, young
+from usher.master.policy.trim import Cut, Refused, decide, young
 
 _TICKETS_SHOWN = 12
 _TROUBLES_SHOWN = 5
@@ -397,8 +400,9 @@ def trim(
         cut, trouble = 0, ""
         if apply and isinstance(decision, Cut) and would:
             cut, trouble = _cut(trimming, decision, archived_only, would)
-    kept_for = readers(facts, archived_only=archived_only)
-    document = _document(settings.one_stream, facts, kept_for, decision, would, cut if apply else None, trouble)
+    document = retained(settings.one_stream, facts, decision, archived_only)
+    document |= {"would_cut": would, "would_cut_is_exact": would < COUNTED}
+    document |= {"cut": cut if apply else None, "stopped_by": trouble or None}
     if as_json:
         print_json(document)
     else:
@@ -433,40 +437,6 @@ def _cut(trimming: Trimming, decision: Cut, archived_only: bool, would: int) -> 
         except StillNeeded as needed:
             return cut, str(needed)
     return cut, ""
-
-
-def _document(
-    stream: str,
-    facts: RetentionFacts,
-    kept_for: list[RetentionRow],
-    decision: Cut | Nothing | Refused,
-    would: int,
-    cut: int | None,
-    trouble: str,
-) -> dict[str, Any]:
-    now_ms = wall_ms()
-    ages_s = {name: round((now_ms - noted_ms) / 1000, 1) for name, _, noted_ms in facts.checkpoints}
-    rows = [
-        {"kind": one.kind, "name": one.name, "keeps_from": one.keeps_from.decode(), "why": one.why}
-        | {"noted_s_ago": ages_s[one.name] if one.kind == "checkpoint" else None}
-        for one in kept_for
-    ]
-    span = facts.span
-    return {
-        "stream": stream,
-        "first_id": span.first.decode() if span is not None and span.first else None,
-        "last_id": span.last_generated.decode() if span is not None else None,
-        "readers": rows,
-        "decision": type(decision).__name__.lower(),
-        "floor": decision.floor.decode() if isinstance(decision, Cut) else None,
-        "kept_for": f"{decision.because.kind} {decision.because.name}" if isinstance(decision, Cut) else None,
-        "why": decision.why,
-        "problems": list(decision.problems) if isinstance(decision, Refused) else [],
-        "would_cut": would,
-        "would_cut_is_exact": would < COUNTED,
-        "cut": cut,
-        "stopped_by": trouble or None,
-    }
 
 
 def _print_trim_table(told: dict[str, Any]) -> None:

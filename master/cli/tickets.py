@@ -67,7 +67,7 @@ def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **
     asked = asked_of(TicketAsk, given)
     with configured(flags, "status") as at:
         found = at.status.find(asked.meant(), sort, limit)
-        rows, more = found.rows, found.number > len(found.rows) or not found.is_all
+        rows, more = found["rows"], found["number"] > len(found["rows"]) or not found["is_all"]
         rows, shown = at.fields.add_to_tickets(rows), at.settings.shown_names
     none = "" if rows else f"  none: {asked.told('everything that was read is done')}"
     further = f"  the first {len(rows):,}; --limit shows more" if len(rows) >= limit and more else none
@@ -238,10 +238,12 @@ _EXAMPLES = 3
 def stuck(flags: dict[str, Any], as_json: bool) -> None:
     with configured(flags, "stuck") as at:
         lease_ms = int(at.settings.lease_seconds * 1000)
-        overview = LiveOverview(at.link, at.keys, at.settings.work_ticket_field, lease_ms, at_once=math.inf)
+        overview = LiveOverview(at.link, at.keys, at.settings.work_ticket_field, lease_ms)
+        overview.at_once = math.inf
         for wait_s in (_BETWEEN_S, 0.0):
             overview.snapshot(0.0)
             overview.run_once()
+            overview.at_once = 0  # all are counted
             time.sleep(wait_s)
         groups, letters = at.fields.add_to_groups(overview.last["groups"]), overview.last["dead_letters"]
     names, is_cut = at.settings.shown_names, not all(one["tickets_are_all"] for one in groups)

@@ -17,7 +17,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 from usher.master.insight.stats import Kept
 from usher.master.operations.trimming import Trimming
-from usher.master.policy.trim import Cut, Refused, Retention, decide, readers
+from usher.master.policy.trim import Cut, Nothing, Refused, Retention, RetentionFacts, decide, readers
 
 #: Seconds for which findings are shown again: an examination watches clocks for 0.1 s.
 _FOUND_FOR_S = 15.0
@@ -71,22 +71,40 @@ class SystemDiagnostics:
         ]
         archived_only, wished = self._retention.archived_only, self._retention.wishes(facts, now_ms)
         decision = decide(facts, archived_only=archived_only, wished=wished)
-        span, kept_for = facts.span, readers(facts, archived_only=archived_only)
         return [
-            {
-                "name": self._keys.stream,
+            retained(self._keys.stream, facts, decision, archived_only)
+            | {
                 "entries": length,
-                "first": span.first.decode() if span and span.first else None,
-                "last": span.last_generated.decode() if span else None,
-                "floor": decision.floor.decode() if isinstance(decision, Cut) else "",
-                "why": decision.why,
-                "refused": isinstance(decision, Refused),
                 "growth": None if grows is None else describe(grows),
                 "days_left": None if grows is None else grows.days_left,
                 "memory": None if memory is None else memory._asdict() | {"share": memory.share},
                 "losses": [told(loss) for loss in losses],
                 "streamer": (streamer or b"").decode(errors="replace").partition(" ")[2] or None,
-                "readers": [one._asdict() | {"keeps_from": one.keeps_from.decode()} for one in kept_for],
                 "others": others,
             }
         ]
+
+
+def retained(
+    stream: str, facts: RetentionFacts, decision: Cut | Nothing | Refused, archived_only: bool
+) -> dict[str, Any]:
+    """Return, for programs, who reads a stream, and what may be cut of it."""
+    now_ms, span, cut = wall_ms(), facts.span, decision if isinstance(decision, Cut) else None
+    ages_s = {name: round((now_ms - noted_ms) / 1000, 1) for name, _, noted_ms in facts.checkpoints}
+    rows = [
+        one._asdict()
+        | {"keeps_from": one.keeps_from.decode()}
+        | {"noted_s_ago": ages_s[one.name] if one.kind == "checkpoint" else None}
+        for one in readers(facts, archived_only=archived_only)
+    ]
+    return {
+        "stream": stream,
+        "first_id": span.first.decode() if span is not None and span.first else None,
+        "last_id": span.last_generated.decode() if span is not None else None,
+        "readers": rows,
+        "decision": type(decision).__name__.lower(),
+        "floor": cut and cut.floor.decode(),
+        "kept_for": cut and f"{cut.because.kind} {cut.because.name}",
+        "why": decision.why,
+        "problems": list(decision.problems) if isinstance(decision, Refused) else [],
+    }

@@ -2,7 +2,8 @@
 
 While a page is open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every
 other second, in one round trip, so that a page finds a history when it opens; more rarely while nothing moves. Open
-pages ask again every two seconds; that is how they learn in time that there is no news.
+pages ask again every two seconds; that is how they learn in time that there is no news. ``usher stuck`` takes two
+looks of its own.
 """
 
 from __future__ import annotations
@@ -235,8 +236,6 @@ _EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 30.0, 10.0
 _PATIENCE_S = 0.2
 #: Points of the history: ten to twenty minutes, or more where nothing moved.
 _HISTORY = 600
-#: Records of the index looked at in a turn.
-_SLICE = 5_000
 #: Newest declared losses that are looked at, and tenants that are told of.
 _LOSSES, _TENANTS = 10, 8
 #: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
@@ -260,15 +259,15 @@ class LiveOverview(Service):
         lease_ms: int,
         parked_of: Callable[[bytes], Parked | None] = lambda ticket: None,
         by_tenant: Callable[[], Mapping[str, tuple[int, int]]] = dict,
-        at_once: float = _SLICE,
     ) -> None:
         super().__init__()
         self._link, self._scripts, self._letters, self._keys = link, ScriptRunner(link), DeadLetters(link, keys), keys
-        self._lease_ms, self._by_tenant, self._at_once = lease_ms, by_tenant, at_once
+        self._lease_ms, self._by_tenant = lease_ms, by_tenant
         self._given: deque[tuple[int, Mapping[str, tuple[int, int]]]] = deque(maxlen=5)
         self.queue: Queue | None = None
         #: Called while nobody looks: lists need not be kept.
         self.on_rest: Callable[[], None] = lambda: None
+        self.at_once: float = 5_000  # records of the index looked at in a turn
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
         self._told: list[Any] = []  # what Redis said of the stream and its groups at the last look
@@ -346,7 +345,7 @@ class LiveOverview(Service):
         if watched:
             states = self._look_at_consumers(seen)
             has_troubles = bool(seen["retrying"] or seen["errors"])
-            self._tickets.advance(self._at_once, has_troubles, states, self._rules, seen["time_ms"])
+            self._tickets.advance(self.at_once, has_troubles, states, self._rules, seen["time_ms"])
             for incarnation, row in self._rows.items():
                 row["tickets"] = self._tickets.owned_by(incarnation)
             losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])

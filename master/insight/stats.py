@@ -1,4 +1,5 @@
-"""StreamStats: the few numbers that describe a ticket stream, for /metrics and for autoscalers.
+"""How a ticket stream stands: how many entries its group has not read, and its other sums; the few numbers of it for
+/metrics and for autoscalers; and the sign for producers that too much waits.
 
 Read from Redis alone, in four round trips (before Redis 7.0 the lag is counted in some more), and kept for a moment,
 so that the cost does not depend on how many ask.

@@ -100,7 +100,7 @@ class _Scan:
         """Yield, in an order, the places of tickets that may fit, as far as their records tell."""
         words, owners = self.words, dict(zip(self.words, self.records, strict=True))
         fits = {word: wanted.may_fit(record.partition(b" ")[0]) for word, record in owners.items()}
-        return (at for at in self.order(order) if fits[words[at]])
+        return (at for at in (self.order(order) if any(fits.values()) else ()) if fits[words[at]])
 
 
 #: Orders of a list: the columns that it is sorted by; what is alike comes by age.
@@ -110,18 +110,6 @@ ORDERS: Mapping[str, Callable[[_Scan], Sequence[Any]]] = {
     "messages": lambda scan: [-record.count(b" ") for record in scan.records],
     "ticket": lambda scan: scan.tickets,
 }
-
-
-class FoundTickets(NamedTuple):
-    """Tickets that fit a filter, as they are now. ``number``: of all that were found; ``is_all``: nothing was left out
-    of the search; ``are_first``: no other one comes before the last row; ``age_s``: how long ago the index was looked
-    through for them."""
-
-    rows: list[dict[str, Any]]
-    number: int
-    is_all: bool
-    are_first: bool
-    age_s: float
 
 
 class _Looked(NamedTuple):
@@ -203,10 +191,13 @@ class StatusReader:
             scan = _Scan(self._link, self._keys, records)
             yield [one.row() for one in self._fitting(scan, list(scan.places(wanted, "age")), wanted)]
 
-    def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> FoundTickets:
+    def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> dict[str, Any]:
         """Return the first ``most`` tickets of all that fit, in an order of ``ORDERS``: they are looked at in that
         order, until there are so many, or that took ``within_s`` seconds of a core. (On a machine that is overloaded a
-        page that comes late is better than one that found nothing.)"""
+        page that comes late is better than one that found nothing.)
+
+        ``rows``: as they are now; ``number``: of all that were found; ``is_all``: nothing was left out of the search;
+        ``are_first``: no other one comes before the last row; ``age_s``: how long ago the index was looked through."""
         began_s, scan = thread_time(), self._scanned(within_s / 2)
         parked, has_parked, found, is_over = list[dict[str, Any]](), True, list[_Looked](), False
         if wanted.wants_waiting:
@@ -224,7 +215,8 @@ class StatusReader:
         self.explained([row for row in shown if row.get("last_error") is None])
         is_all = scan.is_all and has_parked and is_over
         are_first = is_all or (scan.is_all and has_parked and len(shown) == most)
-        return FoundTickets(shown, number, is_all, are_first, now_s() - scan.at_s)
+        told = {"rows": shown, "number": number, "is_all": is_all, "are_first": are_first}
+        return told | {"age_s": now_s() - scan.at_s}
 
     def _scanned(self, within_s: float) -> _Scan:
         """Return the index as one scan found it, at most ``_SCAN_KEPT_S`` ago: who asks meanwhile waits for the same

@@ -156,10 +156,10 @@ class TicketHistory:
         start = f"({after}" if after else f"{max(0, sent_ms - _CLOCKS_MS)}-0"
         first = self._link.call("XRANGE", self._keys.runs, "-", "+", "COUNT", 1)
         records, start = self._find("runs", start, (text,), time.monotonic() + _PIECE_S, "XRANGE")
-        found = [_execution(run) for record in records for run in decode(record) if run.id == message_id]
+        found = [_ran(run) for record in records for run in decode(record) if run.id == message_id]
         if not after:
             kept, seen = kept or self._kept([message_id]).get(message_id, ()), {run["attempt"] for run in found}
-            found += [_execution(run) for run in kept if run.attempt not in seen]
+            found += [_ran(run) for run in kept if run.attempt not in seen]
             found.sort(key=lambda run: run["began_ms"])
         begins_ms = milliseconds(first[0][0]) if first else None
         more = None if start == END else start.removeprefix("(")
@@ -183,7 +183,7 @@ class TicketHistory:
             for record in records:
                 by = orjson.loads(record).get("handler", "")
                 over = [run for run in decode(record) if run.outcome in (DONE, GAVE_UP) and handler in ("", by)]
-                rows += [_execution(run) | {"handler": by} for run in over if ticket in ("", run.ticket)]
+                rows += [_ran(run) | {"handler": by} for run in over if ticket in ("", run.ticket)]
             start, at_once = f"({last.decode()}", min(_RUNS_AT_ONCE, 2 * at_once)
             if is_all or len(rows) >= most or time.monotonic() > ends_s:
                 return sorted(rows, key=lambda row: -row["ms"]), None if is_all else last.decode()
@@ -250,23 +250,20 @@ def attempts_shown(runs: Sequence[RunRecord], is_over: bool) -> list[dict[str, A
             "took_ms": (run.end_us - run.start_us) / 1000 if run.end_us else None,
         }
         told |= {"x": x, "start": start, "ran": max(2.0, round(end - start, 1)), "start_ms": start_ms}
-        shown.append(run._asdict() | told | {"lacks": run.attempt - before - 1, "name": name_of(run.consumer)})
+        shown.append(
+            run._asdict() | told | {"lacks": run.attempt - before - 1, "name": name_of(run.consumer) or run.consumer}
+        )
         free, before = end_ms, run.attempt
     return shown
 
 
-def _ran(run: Any) -> dict[str, Any]:
-    ms = (run.end_us or run.start_us) // 1000
-    took_ms = (run.end_us - run.start_us) / 1000 if run.end_us else None
-    facts = {"outcome": run.outcome, "attempt": run.attempt, "fence": run.fence, "owner": run.consumer}
-    facts |= ({"into": run.into} if run.into else {}) | ({"interrupted": True} if run.interrupted else {})
-    told: dict[str, Any] = {"event": "ran", "ms": ms, "message_id": run.id, "began_ms": run.start_us // 1000}
-    return told | {"took_ms": took_ms, **facts}
-
-
-def _execution(run: RunRecord) -> dict[str, Any]:
-    told = {"ticket_id": run.ticket, "name": run.consumer.rpartition(":")[0] or run.consumer}
-    return _ran(run) | told | {"ended_ms": run.end_us // 1000 or None}
+def _ran(run: RunRecord) -> dict[str, Any]:
+    took_ms, ms = (run.end_us - run.start_us) / 1000 if run.end_us else None, (run.end_us or run.start_us) // 1000
+    told: dict[str, Any] = {"event": "ran", "ms": ms, "message_id": run.id, "ticket_id": run.ticket, "took_ms": took_ms}
+    told |= {"began_ms": run.start_us // 1000, "ended_ms": run.end_us // 1000 or None}
+    told |= {"outcome": run.outcome, "attempt": run.attempt}
+    told |= {"fence": run.fence, "owner": run.consumer, "name": name_of(run.consumer) or run.consumer}
+    return told | ({"into": run.into} if run.into else {}) | ({"interrupted": True} if run.interrupted else {})
 
 
 def _id_or_none(text: str, own: str) -> str | None:

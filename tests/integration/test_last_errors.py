@@ -64,7 +64,7 @@ def noted(stage: Stage) -> dict[bytes, LastError | None]:
 
 def rows(stage: Stage, wanted: TicketFilter | None = None) -> dict[str, dict[str, object]]:
     reader = StatusReader(stage.link, stage.keys)
-    return {row["ticket_id"]: row for row in reader.find(wanted or TicketFilter(), "age", 100).rows}
+    return {row["ticket_id"]: row for row in reader.find(wanted or TicketFilter(), "age", 100)["rows"]}
 
 
 def test_a_failure_leaves_its_error_with_the_call_that_notes_its_attempts(stage: Stage, m: MasterActor) -> None:

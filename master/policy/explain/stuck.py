@@ -1,5 +1,6 @@
 """Stuck tickets: those that are stuck or retrying, described for people; those in the same trouble (same state, same
-error) are one group. Pure: facts of the index in, rows for pages out."""
+error) are one group. Alarms: what needs attention, one sentence each, the worst first, for a person on call. Pure:
+facts in, rows for pages out."""
 
 from __future__ import annotations
 

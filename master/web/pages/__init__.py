@@ -1,8 +1,8 @@
 """The web page of a master: what is going on, what is stuck and why, and buttons to act. Any master serves it, leader
 or standby.
 
-``site`` puts it together (templates, files, headers, errors), ``views`` shows, ``actions`` acts,
-``forms`` reads filters and reasons, ``usher.master.insight.formatting`` formats values.
+``site`` puts it together (templates, files, headers, errors), ``views`` reads what is asked for and
+shows, ``actions`` acts, ``usher.master.insight.formatting`` formats values.
 Pages are made on the server and work without scripts; ``static/usher.js`` keeps them up to date.
 
 Texts of producers, consumers and handlers are shown literally: Jinja escapes them, control characters are made visible

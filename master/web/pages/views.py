@@ -1,4 +1,5 @@
-"""Show the pages. Each view asks the parts, bounded in size and time, and renders one template."""
+"""Show the pages: read what queries and forms ask for (filters, places, reasons, times), ask the parts, bounded in size
+and time, and render one template."""
 
 from __future__ import annotations
 
@@ -226,7 +227,7 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
         given, sort = asked_of(TicketAsk, request.args), asked_sort(request.args)
         if given.given or sort:
             found = parts.status.find(given.meant(sees_texts()), sort or "age", _ROWS, _FIND_S)
-            facts = found._asdict() | {"rows": _told(parts, found.rows), "told": given.told("all tickets")}
+            facts = found | {"rows": _told(parts, found["rows"]), "told": given.told("all tickets")}
             return render_page(
                 "tickets/tickets.html", "tickets", q="", given=given.model_dump() | {"sort": sort}, **facts
             )
