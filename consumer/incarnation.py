@@ -207,7 +207,8 @@ class Drain:
                 break
             time.sleep(_DRAIN_LOOK_S)
         facts: dict[str, Any] = {"given_back": self._given_back, "still_running": self._lanes.running}
-        event(log, "consumer_drained", clean=clean, trouble=trouble or "none", **facts)
+        trouble = trouble or self._acker.trouble or "none"
+        event(log, "consumer_drained", clean=clean, trouble=trouble, **facts)
         say_goodbye()
         return clean
 

@@ -160,7 +160,7 @@ def _consumer(keys: Keys, replies: tuple[str, ...]) -> tuple[Grant, ...]:
         Grant(("xadd", "xdel", "xlen", "xrevrange"), (keys.runs, keys.dead, keys.changed)),
         Grant(("zadd", "zscore", "zlexcount", "zrem"), (keys.letters,)),
         Grant(("hget", "hdel"), (keys.consumers,)),
-        Grant(("xadd", "pexpire", "memory|usage"), replies),
+        Grant(("xadd", "xlen", "pexpire", "memory|usage"), replies),
     )
 
 

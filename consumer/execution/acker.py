@@ -69,7 +69,7 @@ BATCH = 500
 #: message, and Redis may run all of them before it answers another client.
 _LETTERS, _LETTER_BYTES = 50, 1 << 22
 #: Most tickets given back at once: each may have thousands of ids, and Redis does nothing else meanwhile.
-_GIVE_BACKS = 50
+_GIVE_BACKS, _DRAINED = 50, 500  # the latter when nothing else is to be done here
 #: So long after others, tickets that are put off wait for more, up to as many as one script takes: each note of one
 #: that was given back may stop a turn of the leader, which hands over others.
 _PUT_OFF_S = 0.25
@@ -260,7 +260,8 @@ class Acker(Service):
         with self._lanes.lock:
             closed = self._lanes.close_quiet()
         self._to_give_back += [GiveBack(*one) for one in closed]
-        self.wake()
+        if closed:
+            self.wake()
         return len(closed)
 
     def hurry(self) -> None:
@@ -312,7 +313,7 @@ class Acker(Service):
 
     def _gathering_s(self) -> float:
         """Return for how long tickets that are put off wait for more; 0.0 where others are to be given back."""
-        waiting = [*self._to_give_back]
+        waiting = [*islice(self._to_give_back, _GIVE_BACKS)]
         is_many = len(waiting) >= _GIVE_BACKS or sum(len(one.ids) for one in waiting) >= self._reporter.enough
         if is_many or not self._linger_s or any(one.lane is None for one in waiting):
             return 0.0
@@ -352,7 +353,7 @@ class Acker(Service):
             finished -= self._acknowledge(self._under_way or self._fitting(finished))
         if self._is_here:  # what else there is may take long, and the lanes that go on wait for this thread
             return
-        refused = self._give_back(min(given_back, 4 * _GIVE_BACKS))
+        refused = self._give_back(min(given_back, 4 * _GIVE_BACKS if self._linger_s else given_back))
         while letters > 0:
             items = self._next_letters(min(letters, _LETTERS))
             refused = self._bury(items) or refused
@@ -450,7 +451,7 @@ class Acker(Service):
         Raises what ``Link.call`` raises. Whatever is answered, nothing of a ticket under its fence is ours any more."""
         self._gave_back_s = now_s() if left else self._gave_back_s
         while left > 0:
-            items = list(islice(self._to_give_back, min(left, _GIVE_BACKS)))
+            items = list(islice(self._to_give_back, min(left, _GIVE_BACKS if self._linger_s else _DRAINED)))
             try:
                 given = items[: len(self._steps.give_back(items))]
             except CommandRefused as refused:

@@ -166,14 +166,17 @@ class Reporter(Service):
 
     def _take(self) -> list[Item]:
         with self._lock:
-            waiting, self._items, self._size, self._hurry = self._items, {}, 0, False
             taken, room = list[Item](), MOST_IDS
-            for (ticket, fence), ids in waiting.items():
-                if room:
-                    taken.append((ticket, fence, ids[:room]))
+            while self._items and room:
+                of, ids = next(iter(self._items.items()))
+                taken.append((*of, ids[:room]))
                 if len(ids) > room:
-                    self._count([(ticket, fence, ids[room:])])
-                room = max(0, room - len(ids))
+                    self._items[of] = ids[room:]
+                else:
+                    del self._items[of]
+                room -= len(taken[-1][2])
+            self._size -= MOST_IDS - room
+            self._hurry = self._size >= self.enough
         return taken
 
     def _put_back(self, report: list[Item]) -> None:

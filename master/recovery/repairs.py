@@ -76,8 +76,10 @@ class _Recovery:
 class Recoverer:
     """Queue of the dead incarnations that are being recovered, first come first."""
 
-    def __init__(self, counts: LeaderCounters | None = None) -> None:
-        self._counts = counts or LeaderCounters()
+    def __init__(self, counts: LeaderCounters | None = None, looks: bool = True) -> None:
+        """``looks``: whether what is brought to ``master`` comes on the board at once. A takeover reads all of it
+        afterwards, in order: page by page, a long ticket would be sorted again and again."""
+        self._counts, self._looks = counts or LeaderCounters(), looks
         self._queue: dict[str, _Recovery] = {}
 
     def add(self, incarnation: str, *, quietly: bool = False) -> None:
@@ -104,12 +106,12 @@ class Recoverer:
             if incarnation in board.consumers:
                 board.keep(incarnation)
             return ()
-        rejected += take_in(board, steps, page.found)
+        rejected += take_in(board, steps, page.found if self._looks else ())
         recovery.entries += len(page.found) + len(page.gone)
         if page.last is not None or (freed := steps.free_tickets(incarnation, board.unfinished(incarnation))) is None:
             return ()  # None: it was handed something after all; the next turn takes it back
         others, parked = freed
-        board.take_in(parked)
+        board.take_in(parked if self._looks else ())
         if not recovery.is_quiet:
             seconds = now_s() - recovery.began_s
             event(log, "consumer_recovered", consumer=incarnation, entries=recovery.entries, seconds=seconds)
@@ -399,7 +401,7 @@ class Takeover:
         """Bring all entries of dead incarnations to ``master``. One whose lease lives but which is not on the roster
         (somebody deleted its registration) keeps its tickets, and gets no others. With every new roster the dispatcher
         checks again, until the lease has ended."""
-        recoverer = Recoverer()
+        recoverer = Recoverer(looks=False)
         for incarnation in sorted(dead):
             recoverer.add(incarnation, quietly=True)
         while recoverer.is_busy:

@@ -748,7 +748,7 @@ class Board:
         and of others those beyond what may go out soon. Redis keeps account of them, as of a halted ticket, until the
         ticket may move (``was_read``). It looks at every ticket."""
         long = [one for one in self.tickets.values() if len(one.parked) > self._window]
-        for ticket in (*self._limiter.held, *long):
+        for ticket in (*(one for one in self._limiter.held if one.parked), *long):
             keeps = self._limiter.worth_keeping(ticket)
             beyond = len(ticket.parked) - keeps
             if beyond > 0 and ticket.standing in (OPEN, Standing.WAITING):
