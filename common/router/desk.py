@@ -1,9 +1,10 @@
-"""Hold what the threads of a stream router share: the schedule under its lock, from which readers take their work and
-to which they bring entries back, and the subscriptions that get them.
+"""Hold what the threads of a stream router share: the subscriptions, and the queue of those that are to be read, under
+one lock. Readers take their work from it, and bring entries back.
 
-For a subscriber that is too slow nothing is read until it has taken half of its channel: Redis keeps the rest, unless
-the stream is trimmed. An idle subscription is only its position: its channel, and the means to wait, are made when
-first needed.
+A subscription is read by one reader at a time, from its own position, which only moves when it has taken the entries:
+so a reply that never came costs nothing and gives nothing twice. For a subscriber that is too slow nothing is read
+until it has taken half of its channel: Redis keeps the rest, unless the stream is trimmed. An idle subscription is only
+its position: its channel, and the means to wait, are made when first needed.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.log import event
 from usher.common.protocol.message import EntryView
+from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import Arg, CommandRefused
 from usher.common.redis.replies import pairs
-from usher.common.router.schedule import LastIdCheck, Read, ReadPosition, ReadSchedule, Stream
 from usher.common.runtime.fork_guard import ForkGuard
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,16 @@ log = logging.getLogger(__name__)
 #: Approximate limit of entries in one reply: 500 streams that are read from their beginning could have any number.
 _MOST_ENTRIES = 10_000
 Found = dict[bytes, list[Any]]
+# Marks of a subscription. They are one number, because there may be a million of them, and a plain one: arithmetic of
+# an IntFlag costs a microsecond each.
+#: Urgent: queued before those that are only looked at in passing.
+_QUEUED, _URGENT, _READING = 1, 2, 4
+#: Announced, or begun anew, while it was being read.
+_AGAIN = 8
+#: When nothing new is found, check that the stream is still the one that the position belongs to.
+_CHECK = 16
+#: Queued by the sweep, without an announced change.
+_SWEPT = 32
 #: What a router counts, in sums since it was made.
 COUNTS = {
     "subscribed": "Subscriptions that were made.",
@@ -100,30 +111,26 @@ class SubscriptionEnded(UsherError):
         )
 
 
-class Subscription(ReadPosition):
+@dataclass(slots=True, eq=False)
+class Subscription:
     """A subscription, made by ``StreamRouter.subscribe``. Iterate over it, or call ``take``; with a callback neither.
 
     ``last`` (bytes) is the id of the last entry that the subscription was given, ``resets`` how often it began anew
     because the stream is not the one it was: entries may then come again.
     """
 
-    __slots__ = ("_capacity", "_channel", "_desk", "_waiting", "callback", "detail", "end")
-
-    def __init__(
-        self, desk: RouterCoordinator, stream: Stream, last: bytes, callback: Callback | None, capacity: int
-    ) -> None:
-        super().__init__(stream, last)
-        self._desk = desk
-        self.callback = callback
-        self._capacity = capacity
-        self._channel: deque[EntryView] | None = None  # guarded by the coordinator's lock, like all below
-        self._waiting: threading.Condition | None = None
-        self.end: End | None = None
-        self.detail = ""
-
-    @property
-    def key(self) -> bytes:
-        return self.stream.key
+    _desk: RouterDesk
+    key: bytes
+    last: bytes
+    callback: Callback | None
+    _capacity: int
+    held: bool = False  # it has no room, so nothing is read for it
+    resets: int = 0
+    marks: int = 0
+    _channel: deque[EntryView] | None = None  # guarded by the desk's lock, like all below
+    _waiting: threading.Condition | None = None
+    end: End | None = None
+    detail: str = ""
 
     def close(self) -> None:
         """End the subscription and drop entries that were not taken. May be called twice."""
@@ -147,7 +154,7 @@ class Subscription(ReadPosition):
                 self._waiting.wait(left_s)
             taken = [self._channel.popleft() for _ in range(min(most, len(self._channel)))]
             if self.held and len(self._channel) <= self._capacity // 2:
-                self._resume()
+                self._desk.resume(self)
             return taken
 
     def __iter__(self) -> Iterator[EntryView]:
@@ -162,13 +169,9 @@ class Subscription(ReadPosition):
 
     def resume(self) -> None:
         with self._desk.lock:
-            self._resume()
+            self._desk.resume(self)
 
-    def _resume(self) -> None:
-        self._desk.book.resume(self)
-        self._desk.on_work()
-
-    # -- called by the coordinator, under its lock
+    # -- called by the desk, under its lock
 
     def offer(self, entries: Sequence[EntryView]) -> int:
         """Put entries into the channel; returns how many of them, from the first, are dealt with. The others come
@@ -191,19 +194,40 @@ class Subscription(ReadPosition):
                 self._waiting.notify_all()
 
 
-_Call = tuple[Subscription, Sequence[EntryView]]
+class Read(NamedTuple):
+    """A read to do: entries of a subscription above ``after``. ``swept``: no change was announced; ``check``: when
+    nothing is found, see that the stream is still the same."""
+
+    of: Subscription
+    after: bytes
+    swept: bool
+    check: bool
 
 
-class RouterCoordinator:
-    """The lock and the schedule. Callbacks run without the lock, on the thread of the reader that brought their
-    entries. ``count``: most entries of one stream that one read brings."""
+#: A subscription whose position must not be above the last id of its stream, and that position.
+LastIdCheck = tuple[Subscription, bytes]
+
+
+class RouterDesk:
+    """The subscriptions and their queue. ``count``: most entries of one stream that one read brings. ``in_turn``: all
+    are read again and again (portable mode), else those that change. Callbacks run without the lock, on the thread of
+    the reader that brought their entries."""
 
     def __init__(self, count: int) -> None:
         self.lock = threading.Lock()
-        self.book = ReadSchedule()  # guarded by self.lock, like all below
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self.on_work: Callable[[], None] = lambda: None
+        self.in_turn = False
+        self.by_key: dict[bytes, tuple[Subscription, ...]] = {}  # guarded by self.lock, like all below
+        self.open = 0
         self._count = count
+        self._urgent: deque[Subscription] = deque()
+        self._queue: deque[Subscription] = deque()
+        self._pass: list[Subscription] = []
+
+    @property
+    def queued(self) -> int:
+        return len(self._urgent) + len(self._queue)
 
     def close(self, subscription: Subscription, reason: End, detail: str = "") -> None:
         with self.lock:
@@ -211,125 +235,198 @@ class RouterCoordinator:
 
     def close_all(self, reason: End) -> None:
         with self.lock:
-            for stream in list(self.book.streams.values()):
-                for place in stream.places:
-                    self._close(place, reason, "")
+            for one in self._everyone():
+                self._close(one, reason, "")
 
-    def _close(self, subscription: object, reason: End, detail: str) -> None:
-        assert isinstance(subscription, Subscription)
-        if subscription.end is None:
-            self.counters[f"ended_{reason.name.lower()}"] += 1
-            subscription.ended(reason, detail)
-            self.book.remove(subscription)
+    def _close(self, one: Subscription, reason: End, detail: str) -> None:
+        if one.end is not None:
+            return
+        self.counters[f"ended_{reason.name.lower()}"] += 1
+        one.ended(reason, detail)
+        self.open -= 1
+        others = tuple(other for other in self.by_key[one.key] if other is not one)
+        if others:
+            self.by_key[one.key] = others
+        else:
+            del self.by_key[one.key]
+
+    def _everyone(self) -> list[Subscription]:
+        return [one for several in self.by_key.values() for one in several]
+
+    # -- what is to be read; called under the lock
+
+    def add(self, one: Subscription, check: bool) -> None:
+        self.by_key[one.key] = (*self.by_key.get(one.key, ()), one)
+        self.open += 1
+        self.counters["subscribed"] += 1
+        self._want(one, _CHECK if check else 0)
+
+    def resume(self, one: Subscription) -> None:
+        if one.held:
+            one.held = False
+            self._want(one, _URGENT)
+        self.on_work()
+
+    def announced(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            known = self.by_key.get(key, ())
+            self.counters["announced"] += bool(known)
+            for one in known:
+                self._want(one, _URGENT | _CHECK)
+
+    def want_all(self) -> None:
+        for one in self._everyone():
+            self._want(one, _CHECK)
+
+    def check_all(self) -> None:
+        for one in self._everyone():
+            one.marks |= _CHECK
+
+    def sweep(self, count: int) -> None:
+        self._pass = self._pass or self._everyone()
+        for one in self._pass[-count:]:
+            if one.end is None:
+                one.marks |= 0 if one.marks & (_QUEUED | _READING) else _SWEPT
+                self._want(one, 0)
+        del self._pass[-count:]
+
+    @staticmethod
+    def heard_of(read: Read) -> bool:
+        return bool(read.of.marks & _AGAIN)
+
+    def _want(self, one: Subscription, marks: int) -> None:
+        one.marks |= marks & _CHECK
+        if one.marks & _READING:
+            # In turn, every one comes again anyway; a change that was announced during the read comes at once.
+            one.marks |= _AGAIN
+        elif not one.marks & _QUEUED:
+            one.marks |= _QUEUED | (marks & _URGENT)
+            (self._urgent if marks & _URGENT else self._queue).append(one)
+        elif marks & _URGENT and not one.marks & _URGENT:
+            one.marks = (one.marks | _URGENT) & ~_SWEPT
+            self._urgent.append(one)  # its place in the other queue is skipped
+
+    def _next(self) -> Subscription | None:
+        for queue, is_urgent in ((self._urgent, True), (self._queue, False)):
+            while queue:
+                one = queue.popleft()
+                if one.marks & _QUEUED and bool(one.marks & _URGENT) is is_urgent:
+                    return one
+        return None
 
     # -- readers
 
     def take(self, most: int) -> list[Read]:
+        reads: dict[bytes, Read] = {}
+        later: list[tuple[Subscription, int]] = []
         with self.lock:
-            return self.book.take(most)
+            while len(reads) < most and (one := self._next()) is not None:
+                marks, one.marks = one.marks, one.marks & ~(_QUEUED | _URGENT | _AGAIN | _CHECK | _SWEPT)
+                if one.key in reads:  # a reply has one part for each key
+                    later.append((one, marks))
+                elif one.end is None and not one.held:
+                    one.marks |= _READING
+                    reads[one.key] = Read(one, one.last, bool(marks & _SWEPT), bool(marks & _CHECK))
+            for one, marks in later:
+                self._want(one, marks)
+        return list(reads.values())
 
     def read_command(self, reads: Sequence[Read], block_ms: int | None = None) -> tuple[Arg, ...]:
         block = () if block_ms is None else ("BLOCK", block_ms)
         self.counters["reads"] += 1
-        keys, after = (read.stream.key for read in reads), (read.after for read in reads)
+        keys, after = (read.of.key for read in reads), (read.after for read in reads)
         return ("XREAD", "COUNT", self._count_of(reads), *block, "STREAMS", *keys, *after)
 
     def came(self, reads: Sequence[Read], found: Found) -> list[LastIdCheck]:
         """Hand out the entries of an XREAD. Returns the checks that are due: of streams where nothing was found
-        although a change was announced, and of positions above all that was found."""
+        although a change was announced."""
         checks: list[LastIdCheck] = []
-        called: list[tuple[Read, bool, list[_Call]]] = []
+        called: list[tuple[Subscription, list[EntryView], bool]] = []
+        most = self._count_of(reads)
         with self.lock:
             for read in reads:
-                entries = found.get(read.stream.key)
-                more, check = len(entries or ()) >= self._count_of(reads), None
-                calls: list[_Call] = []
-                if entries:
-                    self._share(read, [EntryView(*entry) for entry in entries], calls)
-                    check = self.book.to_check(read, entries[-1][0], more)
-                elif read.check or not (read.swept or self.book.in_turn):
+                one, entries = read.of, [EntryView(*entry) for entry in found.get(read.of.key) or ()]
+                more = len(entries) >= most
+                if one.last != read.after:
+                    one.marks |= _AGAIN  # it began anew meanwhile
+                elif entries and not one.held and one.end is None:
+                    taken = one.offer(entries) if one.callback is None else len(entries)
+                    one.last = entries[taken - 1].stream_id if taken else one.last
+                    self.counters["entries"] += taken
+                    if one.callback is not None:
+                        called.append((one, entries, more))
+                        continue
+                elif not entries and (read.check or not (read.swept or self.in_turn)):
                     self.counters["empty_reads"] += 1
-                    check = self.book.to_check(read)
-                if check is not None:
-                    checks.append(check)
-                if calls:
-                    called.append((read, more, calls))
-                else:
-                    self.book.finish(read, more)
-        for read, more, calls in called:
-            self._call(calls)
+                    checks += [(one, one.last)] if one.last != ZERO else []
+                self._finish(one, more)
+        for one, entries, more in called:
+            self._call(one, entries)
             with self.lock:
-                self.book.finish(read, more)  # not earlier: another reader would get ahead of the callbacks
+                self._finish(one, more)  # not earlier: another reader would get ahead of the callbacks
         return checks
 
     def failed(self, reads: Iterable[Read]) -> None:
         with self.lock:
             for read in reads:
-                self.book.failed(read)
+                read.of.marks &= ~(_READING | _AGAIN)
+                self._want(read.of, _CHECK if read.check else 0)
 
-    def refused(self, read: Read, why: CommandRefused) -> None:
-        self._refused(read.stream, why)
+    def refused(self, one: Subscription, why: CommandRefused) -> None:
+        self.close(one, End.NOT_A_STREAM if "WRONGTYPE" in str(why) else End.REFUSED, str(why))
+        event(log, "subscription_refused", level=logging.WARNING, stream=_shown(one), why=str(why))
         with self.lock:
-            self.book.finish(read, more=False)
+            self._finish(one, more=False)
 
     def checked(self, checks: Sequence[LastIdCheck], replies: Sequence[object]) -> None:
-        """Compare positions with the streams' last ids. ``replies``: those to XINFO STREAM of each stream."""
-        for check, reply in zip(checks, replies, strict=True):
+        """Compare positions with the streams' last ids. ``replies``: those to XINFO STREAM of each stream. A position
+        above that (or of no stream) belongs to an earlier stream of that name, or to a history that Redis has lost, and
+        begins anew: no entry of the present stream may be missed."""
+        for (one, last), reply in zip(checks, replies, strict=True):
             try:
                 last_generated = last_id_of(reply)
             except RedisTrouble:
                 with self.lock:
-                    self.book.want_check(check)
+                    self._want(one, _CHECK)
                 continue
             except CommandRefused as refused:
-                self._refused(check.stream, refused)
+                self.refused(one, refused)
+                continue
+            if rank(last) <= rank(last_generated or ZERO):
                 continue
             with self.lock:
-                reset = self.book.checked(check, last_generated)
-                self.counters["resets"] += len(reset)
-            if reset:
-                seen = "there is none" if last_generated is None else last_generated.decode()
-                stream = check.stream.key.decode(errors="replace")
-                event(log, "stream_reset", level=logging.WARNING, stream=stream, last_id=seen)
+                if one.last != last or one.end is not None:
+                    continue
+                one.last = ZERO
+                one.resets += 1
+                self.counters["resets"] += 1
+                self._want(one, _URGENT)
+            seen = "there is none" if last_generated is None else last_generated.decode()
+            event(log, "stream_reset", level=logging.WARNING, stream=_shown(one), last_id=seen)
 
-    # -- inside
+    def _finish(self, one: Subscription, more: bool) -> None:
+        again = more or one.marks & _AGAIN
+        one.marks &= ~(_READING | _AGAIN)
+        if one.end is None and (again or self.in_turn):
+            self._want(one, _URGENT if again else 0)
 
     def _count_of(self, reads: Sequence[Read]) -> int:
         """Return the most entries of each stream: fewer when there are many streams, so that the reply is bounded."""
         return max(1, min(self._count, _MOST_ENTRIES // len(reads)))
 
-    def _share(self, read: Read, entries: Sequence[EntryView], calls: list[_Call]) -> None:
-        for place, share in self.book.shares(read, entries):
-            assert isinstance(place, Subscription)
-            if place.callback is not None:
-                calls.append((place, share))
-                accepted = len(share)
-            else:
-                accepted = place.offer(share)
-            if accepted:
-                place.last = share[accepted - 1].stream_id
-                self.counters["entries"] += accepted
+    def _call(self, one: Subscription, entries: Sequence[EntryView]) -> None:
+        if one.callback is None or one.end is not None:
+            return
+        try:
+            with ForkGuard():  # a forked child would read on our connection
+                copy_context().run(one.callback, one, entries)
+        except Exception as problem:
+            event(log, "callback_failed", level=logging.ERROR, stream=_shown(one), exc_info=True)
+            self.close(one, End.CALLBACK_FAILED, repr(problem))
 
-    def _call(self, calls: Iterable[_Call]) -> None:
-        for subscription, entries in calls:
-            callback = subscription.callback
-            if callback is None or subscription.end is not None:
-                continue
-            try:
-                with ForkGuard():  # a forked child would read on our connection
-                    copy_context().run(callback, subscription, entries)
-            except Exception as problem:
-                stream = subscription.key.decode(errors="replace")
-                event(log, "callback_failed", level=logging.ERROR, stream=stream, exc_info=True)
-                self.close(subscription, End.CALLBACK_FAILED, repr(problem))
 
-    def _refused(self, stream: Stream, refused: CommandRefused) -> None:
-        reason = End.NOT_A_STREAM if "WRONGTYPE" in str(refused) else End.REFUSED
-        with self.lock:
-            for place in stream.places:
-                self._close(place, reason, str(refused))
-        name = stream.key.decode(errors="replace")
-        event(log, "subscription_refused", level=logging.WARNING, stream=name, why=str(refused))
+def _shown(one: Subscription) -> str:
+    return one.key.decode(errors="replace")
 
 
 def last_id_of(reply: object) -> bytes | None:

@@ -34,12 +34,12 @@ from usher.common.router.desk import (
     COUNTS,
     Callback,
     End,
-    RouterCoordinator,
+    Read,
+    RouterDesk,
     RouterOptions,
     Subscription,
     last_id_of,
 )
-from usher.common.router.schedule import Read
 from usher.common.runtime.service import Service
 
 log = logging.getLogger(__name__)
@@ -67,13 +67,13 @@ _COUNTS_NOW = {"streams": "Streams with subscriptions.", "queued": "Streams to b
 
 
 class StreamReader(Service):
-    """Service that reads what the schedule says. ``unannounced`` is told of streams in which a sweep found entries."""
+    """Service that reads what the desk says. ``unannounced`` is told of streams in which a sweep found entries."""
 
     def __init__(
         self,
         name: str,
         link: Link,
-        desk: RouterCoordinator,
+        desk: RouterDesk,
         options: RouterOptions,
         unannounced: Callable[[list[bytes]], None],
     ) -> None:
@@ -88,12 +88,19 @@ class StreamReader(Service):
         self._sweep_at_s = now_s() + _LONGEST_IDLE_S
 
     def run_once(self) -> float:
-        options, in_turn = self._options, self._desk.book.in_turn
+        options, in_turn = self._options, self._desk.in_turn
         self._look_again(in_turn)
         reads = self._desk.take(options.xread_streams)
         if not reads:
             return _IDLE_S if in_turn else max(0.0, min(_LONGEST_IDLE_S, self._sweep_at_s - now_s()))
-        return self._read(reads, in_turn, options.xread_block_millis if in_turn else None)
+        try:
+            return self._read(reads, in_turn, options.xread_block_millis if in_turn else None)
+        except RedisTrouble:
+            if self._link.connections != self._connections:  # behind the next one may be a server with fewer entries
+                self._connections = self._link.connections
+                with self._desk.lock:
+                    self._desk.want_all()
+            raise
 
     def _read(self, reads: Sequence[Read], in_turn: bool, block_ms: int | None) -> float:
         command = self._desk.read_command(reads, block_ms)
@@ -101,7 +108,7 @@ class StreamReader(Service):
             found = dict(self._link.call(*command, block_s=(block_ms or 0) / 1000) or ())
         except CommandRefused as refused:
             if len(reads) == 1:
-                self._desk.refused(reads[0], refused)
+                self._desk.refused(reads[0].of, refused)
             for at, read in enumerate(reads if len(reads) > 1 else ()):  # one of the streams makes the read of all fail
                 try:
                     self._read([read], in_turn, None)
@@ -112,12 +119,12 @@ class StreamReader(Service):
         except BaseException:
             self._desk.failed(reads)
             raise
-        if not in_turn and (swept := [read for read in reads if read.swept and read.stream.key in found]):
+        if not in_turn and (swept := [read for read in reads if read.swept and read.of.key in found]):
             with self._desk.lock:
-                self._unannounced([read.stream.key for read in swept if not self._desk.book.heard_of(read)])
+                self._unannounced([read.of.key for read in swept if not self._desk.heard_of(read)])
         if checks := self._desk.came(reads, found):
             try:
-                replies = self._link.pipeline([("XINFO", "STREAM", check.stream.key) for check in checks])
+                replies = self._link.pipeline([("XINFO", "STREAM", one.key) for one, _ in checks])
             except RedisTrouble as trouble:
                 self._desk.checked(checks, [trouble] * len(checks))
                 raise
@@ -130,20 +137,15 @@ class StreamReader(Service):
     def _look_again(self, in_turn: bool) -> None:
         """Have streams checked whose ids may have gone back, and, of those that are read when they change, some read
         all the same."""
-        now, book = now_s(), self._desk.book
-        if self._link.connections != self._connections:
-            if self._connections:  # behind another one may be another server, with fewer entries
-                with self._desk.lock:
-                    book.want_all()
-            self._connections = self._link.connections
+        now, desk = now_s(), self._desk
         if now >= self._check_at_s:
             self._check_at_s = now + self._options.check_seconds
             with self._desk.lock:
-                book.check_all()
+                desk.check_all()
         if not in_turn and now >= self._sweep_at_s:
             every_s = min(_LONGEST_IDLE_S, self._options.sweep_seconds)
             with self._desk.lock:
-                book.sweep(math.ceil(len(book.streams) * every_s / self._options.sweep_seconds))
+                desk.sweep(math.ceil(desk.open * every_s / self._options.sweep_seconds))
             self._sweep_at_s = now + every_s
 
 
@@ -172,7 +174,7 @@ class StreamRouter(Reader):
         self._prefixes = tuple(prefix.encode() for prefix in prefixes)
         if any(one is not other and one.startswith(other) for one in self._prefixes for other in self._prefixes):
             raise ValueError("no prefix may be the beginning of another")
-        self._desk = RouterCoordinator(self._options.xread_count)
+        self._desk = RouterDesk(self._options.xread_count)
         self._lock = threading.Lock()
         self._stopped = False
         #: The mode in use, and the reason when it is not the requested one.
@@ -183,7 +185,7 @@ class StreamRouter(Reader):
             for one in (f"router-{number}" for number in range(1, self._options.worker_count + 1))
         ]
         self._ask, self._asking = Link(url, f"{name}:router-ask"), threading.Lock()
-        self._desk.book.in_turn = mode is Mode.PORTABLE
+        self._desk.in_turn = mode is Mode.PORTABLE
         self._desk.on_work = self._ring
         self.labels = {"router": name}
         self.show()
@@ -253,10 +255,8 @@ class StreamRouter(Reader):
             lasts = self._ends(part, timeout_s) if last_id is NOW else [given] * len(part)
             with self._desk.lock:
                 for name, last in zip(part, lasts, strict=True):
-                    subscription = Subscription(self._desk, self._desk.book.stream(name), last, on_entries, capacity)
-                    self._desk.book.add(subscription, check=last_id is not NOW)
-                    made.append(subscription)
-                    self._desk.counters["subscribed"] += 1
+                    made.append(Subscription(self._desk, name, last, on_entries, capacity))
+                    self._desk.add(made[-1], check=last_id is not NOW)
             self._desk.on_work()
         return made
 
@@ -276,12 +276,12 @@ class StreamRouter(Reader):
 
     def metrics(self) -> dict[str, float]:
         with self._desk.lock:
-            now = {"streams": len(self._desk.book.streams), "queued": self._desk.book.queued}
+            now = {"streams": len(self._desk.by_key), "queued": self._desk.queued}
             return {**self._desk.counters, **now, "connections": len(self.services)}
 
     @property
     def services(self) -> Sequence[Service]:
-        return tuple(self._readers) if self._desk.book.in_turn else (self._watch, self._readers[0])
+        return tuple(self._readers) if self._desk.in_turn else (self._watch, self._readers[0])
 
     # -- inside
 
@@ -315,9 +315,9 @@ class StreamRouter(Reader):
     def _heard(self, changed: list[bytes] | None) -> None:
         with self._desk.lock:
             if changed is None:
-                self._desk.book.want_all()
+                self._desk.want_all()
             else:
-                self._desk.counters["announced"] += self._desk.book.announced(changed)
+                self._desk.announced(changed)
         if changed != []:
             self._ring()
 
@@ -328,8 +328,8 @@ class StreamRouter(Reader):
                 return
             event(log, "router_fell_back_to_polling", level=logging.WARNING, mode=Mode.PORTABLE.value, why=why)
             with self._desk.lock:
-                self._desk.book.in_turn = True
-                self._desk.book.want_all()
+                self._desk.in_turn = True
+                self._desk.want_all()
             self.mode, self.why = Mode.PORTABLE, why
             for reader in self._readers[1:]:
                 reader.start()
