@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -103,8 +104,8 @@ def demo(
             StopRequest() as stop,
         ):
             try:
-                given = itertools.islice(rows, count)
-                verdict, killed = _run(folder, given, count, consumers, work_ms, flags["kill"], stop)
+                flow = Flow(folder, count, consumers, work_ms, flags["kill"], stop)
+                verdict = flow.run(itertools.islice(rows, count))
             except (StopAsked, UsherError, CommandRefused) as problem:
                 if stop.asked:  # any other problem is a consequence of the stop
                     click.echo("usher: demo stopped", err=True)
@@ -116,7 +117,7 @@ def demo(
     if flags["as_json"]:
         click.echo(json_line(verdict.document()))
     else:
-        _print_demo_verdict(verdict, killed)
+        _print_demo_verdict(verdict, flow.killed)
     sys.exit(0 if verdict.clean else 1)
 
 
@@ -146,114 +147,82 @@ def _readable(folder: Path, csv_path: str, key: str, most: int | None) -> tuple[
     return csv_path, count
 
 
-def _run(
-    folder: Path,
-    messages: Iterable[Outgoing],
-    count: int,
-    consumers: int,
-    work_ms: float,
-    kill: bool,
-    stop: StopRequest,
-) -> tuple[DemoVerdict, str]:
-    records = folder / "records"
-    records.mkdir()
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
-    port = free_port(_MASTERS)
-    asked = {"state_dir": folder, "consumers": consumers, "masters": _MASTERS, "port": port, "handler": _HANDLER}
-    settings = load(LocalSettings, {}, asked)
-    made = plan(settings, {**clean, FOLDER_VARIABLE: str(records), WORK_VARIABLE: str(work_ms)})
-    running = Supervision(folder, made.environ, made.settings.stop_seconds)
-
-    watched_s = time.monotonic()
-
-    def check() -> None:
-        nonlocal watched_s
-        stop.check()
-        if time.monotonic() - watched_s >= _WATCH_EVERY_S:
-            watch(running, redis_is_ours=True)
-            watched_s = time.monotonic()
-
-    with progress() as show:
-        try:
-            stop.check()
-            running.start()
-            start(made, running, stop.check, _say)
-            _say(f"watch it at {settings.urls[0]}/ while it lasts")
-            _say(f"sending {count:,} messages")
-            with contextlib.closing(Link(made.redis_url, "usher:demo")) as link:
-                flow = Flow(
-                    link,
-                    Keys(settings.work_stream, settings.group),
-                    settings.ticket_field,
-                    records,
-                    lambda sent, handled: show(f"{sent:,} sent", handled, count),
-                    check,
-                    count // 2 if kill else None,
-                )
-                verdict = flow.run(messages)
-        finally:
-            _say("stopping")
-            running.stop(lambda: stop.insists)
-    return verdict, flow.killed
-
-
 #: Seconds without a handled message after which the run ends.
 PATIENCE_S = 60.0
 _POLL_S = 0.1
 
 
-@dataclass
 class Flow:
-    """A demo run. ``progress`` gets (sent, ended executions); ``check`` is called all the time and may raise.
+    """A demo run in ``folder``. ``kills``: half-way, kill -9 the process of one consumer."""
 
-    ``kill_at``: after this many messages, kill -9 the process of one consumer; None: never.
-    """
-
-    link: Link
-    keys: Keys
-    ticket_field: str
-    records: Path
-    progress: Callable[[int, int], object]
-    check: Callable[[], None]
-    kill_at: int | None = None
-    sent: list[tuple[str, str]] = field(default_factory=list)
-    killed_ns: dict[int, int] = field(default_factory=dict)
-    killed: str = ""
-    _ended: int = 0
-    _looked_s: float = 0.0
+    def __init__(
+        self, folder: Path, count: int, consumers: int, work_ms: float, kills: bool, stop: StopRequest
+    ) -> None:
+        self._records = folder / "records"
+        self._records.mkdir()
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
+        clean |= {FOLDER_VARIABLE: str(self._records), WORK_VARIABLE: str(work_ms)}
+        asked: dict[str, Any] = {"state_dir": folder, "consumers": consumers, "masters": _MASTERS}
+        asked |= {"port": free_port(_MASTERS), "handler": _HANDLER}
+        self._plan, self._count, self._stop = plan(load(LocalSettings, {}, asked), clean), count, stop
+        self._running = Supervision(folder, self._plan.environ, self._plan.settings.stop_seconds)
+        self._kill_at = count // 2 if kills else math.inf
+        self._sent: list[tuple[str, str]] = []
+        self._killed_ns: dict[int, int] = {}
+        self.killed = ""
+        self._ended = 0
+        self._looked_s = self._watched_s = 0.0
 
     def run(self, messages: Iterable[Outgoing]) -> DemoVerdict:
+        settings = self._plan.settings
+        keys = Keys(settings.work_stream, settings.group)
+        with progress() as self._show:
+            try:
+                self._stop.check()
+                self._running.start()
+                start(self._plan, self._running, self._stop.check, _say)
+                _say(f"watch it at {settings.urls[0]}/ while it lasts")
+                _say(f"sending {self._count:,} messages")
+                with contextlib.closing(Link(self._plan.redis_url, "usher:demo")) as link:
+                    return self._verdict(link, keys, Sender(link, keys.stream, settings.ticket_field), messages)
+            finally:
+                _say("stopping")
+                self._running.stop(lambda: self._stop.insists)
+
+    def _verdict(self, link: Link, keys: Keys, sender: Sender, messages: Iterable[Outgoing]) -> DemoVerdict:
         began_ns = time.monotonic_ns()
-        sender = Sender(self.link, self.keys.stream, self.ticket_field)
         for batch in paced(messages):
             ids = sender.send(batch)
-            self.sent += [(stream_id, str(message.ticket_id)) for stream_id, message in zip(ids, batch, strict=True)]
+            self._sent += [(one, str(message.ticket_id)) for one, message in zip(ids, batch, strict=True)]
             self._look()
-        unacknowledged = self._wait()
-        found = executions(self.records)
+        unacknowledged = self._wait(TicketStream(link, keys))
+        found = executions(self._records)
         last_ns = max((run.end_ns for run in found if run.end_ns is not None), default=began_ns)
         return judge(
-            self.sent,
+            self._sent,
             found,
             seconds=(last_ns - began_ns) / 1e9,
-            dead=self._dead_letters(),
-            killed_ns=self.killed_ns,
+            dead=_dead_letters(link, keys, len(self._sent) + 1),
+            killed_ns=self._killed_ns,
             unacknowledged=unacknowledged,
         )
 
     def _look(self) -> None:
-        self.check()
+        self._stop.check()
+        if time.monotonic() - self._watched_s >= _WATCH_EVERY_S:
+            watch(self._running, redis_is_ours=True)
+            self._watched_s = time.monotonic()
         if time.monotonic() - self._looked_s < _POLL_S:
             return
-        self._looked_s, self._ended = time.monotonic(), count_ended(self.records)
-        self.progress(len(self.sent), self._ended)
-        if self.kill_at is not None and self._ended >= self.kill_at:
+        self._looked_s, self._ended = time.monotonic(), count_ended(self._records)
+        self._show(f"{len(self._sent):,} sent", self._ended, self._count)
+        if self._ended >= self._kill_at:
             self._kill_one()
 
-    def _wait(self) -> int:
+    def _wait(self, group: TicketStream) -> int:
         """Wait until all is acknowledged, or nothing was handled for a while. Return the number of entries that are
         still pending in the group; all of them if there is no group to ask."""
-        group, moved_s, seen = TicketStream(self.link, self.keys), time.monotonic(), -1
+        moved_s, seen = time.monotonic(), -1
         while True:
             self._look()
             if self._ended != seen:
@@ -261,29 +230,28 @@ class Flow:
             try:
                 facts = group.group_facts()
             except GroupMissing:
-                return len(self.sent)
-            is_read = facts[b"last-delivered-id"].decode() == self.sent[-1][0]
+                return len(self._sent)
+            is_read = facts[b"last-delivered-id"].decode() == self._sent[-1][0]
             if (is_read and not facts[b"pending"]) or time.monotonic() - moved_s > PATIENCE_S:
                 return int(facts[b"pending"])
             time.sleep(_POLL_S)
 
-    def _dead_letters(self) -> dict[str, str]:
-        dead = {}
-        for letter_id, fields in self.link.call("XRANGE", self.keys.dead, "-", "+", "COUNT", len(self.sent) + 1):
-            named = dict(zip(fields[::2], fields[1::2], strict=False))
-            told = (
-                named.get(b"usher-" + name, b"").decode(errors="replace") for name in (b"reason", b"error", b"owner")
-            )
-            dead[named.get(b"usher-id", letter_id).decode()] = " ".join(filter(None, told))
-        return dead
-
     def _kill_one(self) -> None:
-        self.kill_at = None
-        last = max(self.records.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        self._kill_at = math.inf
+        last = max(self._records.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         self.killed, _, pid = last.name.removesuffix(SUFFIX).rpartition(".")
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
-            self.killed_ns[int(pid)] = time.monotonic_ns()
+            self._killed_ns[int(pid)] = time.monotonic_ns()
+
+
+def _dead_letters(link: Link, keys: Keys, most: int) -> dict[str, str]:
+    dead = {}
+    for letter_id, fields in link.call("XRANGE", keys.dead, "-", "+", "COUNT", most):
+        named = dict(zip(fields[::2], fields[1::2], strict=False))
+        told = (named.get(b"usher-" + name, b"").decode(errors="replace") for name in (b"reason", b"error", b"owner"))
+        dead[named.get(b"usher-id", letter_id).decode()] = " ".join(filter(None, told))
+    return dead
 
 
 def _say(what: str) -> None:

@@ -17,11 +17,11 @@ import click
 from pydantic import Field
 
 from usher.common.base.clock import wall_ms
-from usher.common.base.errors import NotNow, ReplyUnknown, SettingsError, StartRefused
+from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.base.text import pluralize
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
 from usher.common.http.serve import check_address
-from usher.common.redis.client import CommandRefused, Link, check_reachable
+from usher.common.redis.client import check_reachable
 from usher.common.redis.embedded import free_port, prepare
 from usher.common.redis.locate import LocalInstance, announce_instance, find_local_instance
 from usher.common.runtime.settings import CommonSettings, load, name_of
@@ -78,7 +78,9 @@ class Plan:
 
 
 @contextlib.contextmanager
-def claimed(state_folder: Path) -> Iterator[None]:
+def claimed(state_folder: Path) -> Iterator[int]:
+    """Hold the folder; yield the descriptor of its lock, which supervisord is to hold too: its programs drain after
+    `usher up` was killed."""
     try:
         state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(state_folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -89,13 +91,14 @@ def claimed(state_folder: Path) -> Iterator[None]:
     except OSError:
         os.close(descriptor)
         other = find_local_instance(state_folder)
-        who = f"process {other.pid}, masters {other.master_urls}" if other else "another process"
-        raise StartRefused(
-            f"USHER_STATE_DIR: `usher up` already runs with {state_folder} ({who}); stop it, or set another folder and"
-            " --port"
-        ) from None
+        running = f"`usher up` already runs with {state_folder}" + (
+            f" (process {other.pid}, masters {other.master_urls}); stop it" if other else "; wait"
+        )
+        drains = f"{state_folder}: the run before was killed, and its programs still drain; wait"
+        told = running if other or not (state_folder / "up.json").exists() else drains
+        raise StartRefused(f"USHER_STATE_DIR: {told}, or set another folder and --port") from None
     try:
-        yield
+        yield descriptor
     finally:
         (state_folder / "up.json").unlink(missing_ok=True)
         os.close(descriptor)
@@ -169,20 +172,18 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
     names = [f"consumer-{index + 1}" for index in range(settings.consumers)]
     up = LocalInstance(made.redis_url, ",".join(settings.urls), os.getpid(), ",".join(names), wall_ms())
     announce_instance(made.state_folder, up)
+    groups: list[tuple[str, str, Callable[[], str]]] = [
+        ("master", pluralize(settings.masters, "master"), lambda: _first_trouble(settings.urls, settings.api_token)),
+        ("consumer", pluralize(settings.consumers, "consumer"), lambda: _missing(set(names), settings)),
+    ]
     if made.redis_port is not None:
-        told("starting Redis")
-        running.start_group("redis")
-        _wait(running, "redis", check, lambda: _redis_answers(made.redis_url), 60.0)
-    told(f"starting {pluralize(settings.masters, 'master')}")
-    running.start_group("master")
-    _wait(running, "master", check, lambda: _first_trouble(settings.urls, settings.api_token), 60.0)
-    told(f"starting {pluralize(settings.consumers, 'consumer')}")
-    running.start_group("consumer")
-    _wait(running, "consumer", check, lambda: _missing(set(names), settings), 60.0 + settings.lease_seconds)
+        groups.insert(0, ("redis", "Redis", lambda: _unreachable(made.redis_url)))
     if made.environ.get("USHER_OUTBOX_URL"):
-        told("starting the streamer")
-        running.start_group("streamer")
-        _wait(running, "streamer", check, lambda: _not_running(running, "streamer"), 60.0)
+        groups.append(("streamer", "the streamer", lambda: _not_running(running, "streamer")))
+    for group, words, trouble in groups:
+        told(f"starting {words}")
+        running.start_group(group)
+        _wait(running, group, check, trouble, 60.0 + settings.lease_seconds)
     announce_instance(made.state_folder, replace(up, starting_since_ms=0))
 
 
@@ -222,14 +223,11 @@ def _redis_port(settings: LocalSettings, folder: Path) -> int:
     return port
 
 
-def _redis_answers(url: str) -> str:
-    link = Link(url, "usher:up", timeout_s=1.0)
+def _unreachable(url: str) -> str:
     try:
-        link.call("PING")
-    except (NotNow, ReplyUnknown, CommandRefused) as trouble:
+        check_reachable(url)
+    except StartRefused as trouble:
         return str(trouble)
-    finally:
-        link.close()
     return ""
 
 

@@ -19,7 +19,7 @@ import sys
 import time
 import warnings
 import xmlrpc.client
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,9 +97,12 @@ def master_urls(port: int, masters: int) -> str:
 class Supervision:
     """supervisord and its programs, between ``start`` and ``stop``."""
 
-    def __init__(self, state_folder: Path, environ: Mapping[str, str], stop_seconds: float) -> None:
+    def __init__(
+        self, state_folder: Path, environ: Mapping[str, str], stop_seconds: float, locks: Sequence[int] = ()
+    ) -> None:
+        """``locks``: descriptors that supervisord holds too, for as long as it lives."""
         self._environ = dict(environ)
-        self._stop_seconds = stop_seconds
+        self._stop_seconds, self._locks = stop_seconds, locks
         self._socket = Path(environ["USHER_CONTROL_SOCKET"])
         self._process: subprocess.Popen[bytes] | None = None
         self._redis_pid = 0
@@ -120,6 +123,7 @@ class Supervision:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=self._locks,
             )
         deadline_s = time.monotonic() + _READY_S
         while True:
@@ -189,7 +193,7 @@ class Supervision:
         if process.poll() is None:
             process.terminate()
         # Each of the three groups has its own time to stop; supervisord kills a program that exceeds it.
-        deadline_s = time.monotonic() + longest_stop_s(self._stop_seconds)
+        deadline_s = time.monotonic() + self._stop_seconds + _OTHERS_STOP_S
         while process.poll() is None and time.monotonic() < deadline_s and not hurry():
             self._knock()
             time.sleep(_POLL_S)
@@ -230,22 +234,6 @@ class _Transport(SupervisorTransport):
         connection.sock.settimeout(_ANSWERS_IN_S)
         connection.sock.connect(self._path)
         return connection
-
-
-def longest_stop_s(stop_seconds: float) -> float:
-    """Return the time in which supervisord has ended all of its programs, of which consumers have ``stop_seconds``."""
-    return stop_seconds + _OTHERS_STOP_S
-
-
-def leftover(state_folder: Path) -> int | None:
-    """Return the process id of the supervisord of a run in this folder whose `usher up` was killed, as long as it
-    drains and ends its programs; None when there is none. Call it while holding the folder: then no other run has
-    it."""
-    try:
-        process = psutil.Process(int((state_folder / "supervisord.pid").read_text("ascii")))
-        return process.pid if "supervisord" in process.cmdline() else None  # a zombie has no command line
-    except (OSError, ValueError, psutil.Error):
-        return None
 
 
 @click.command()

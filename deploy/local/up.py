@@ -30,7 +30,7 @@ from usher.deploy.local.plan import (
     start,
     watch,
 )
-from usher.deploy.local.supervision import Supervision, SupervisionLost, leftover, longest_stop_s
+from usher.deploy.local.supervision import Supervision, SupervisionLost
 
 #: Colours of programs, in the order in which they appear; red is left for supervisord's own news.
 _COLOURS = tuple(
@@ -128,25 +128,20 @@ def up(flags: dict[str, Any], reload: bool, proof: bool) -> None:
             "USHER_TLS_CERT: `usher up` speaks plain HTTP on loopback; unset it, or run `usher master` and `usher"
             " consumer` yourself"
         )
-    with StopRequest() as stop, claimed(settings.state_folder.absolute()):
+    with StopRequest() as stop, claimed(settings.state_folder.absolute()) as lock:
         click.echo("usher: checking settings, ports and handler", err=True)
-        if (pid := leftover(settings.state_folder.absolute())) is not None:
-            raise StartRefused(
-                f"USHER_STATE_DIR: the run before was killed, and its programs still drain (supervisord: {pid}); wait"
-                f" for at most {longest_stop_s(settings.stop_seconds):.0f} s, or set another folder and --port"
-            )
         try:
             made = plan(settings, os.environ, stop.check)
         except (StartRefused, StopAsked):
             if stop.asked:  # the checks ended early because of it
                 sys.exit(_asked_code(stop))
             raise
-        sys.exit(_run(made, stop, reload, proof and can_prove()))
+        sys.exit(_run(made, lock, stop, reload, proof and can_prove()))
 
 
-def _run(made: Plan, stop: StopRequest, reload: bool, proves: bool) -> int:
+def _run(made: Plan, lock: int, stop: StopRequest, reload: bool, proves: bool) -> int:
     """Run everything until asked to stop (``_asked_code``) or until a program is gone for good (1)."""
-    running = Supervision(made.state_folder, made.environ, made.settings.stop_seconds)
+    running = Supervision(made.state_folder, made.environ, made.settings.stop_seconds, (lock,))
     running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     shown = _Shown(Relay(running.logs, coloured=sys.stdout.isatty() and not made.environ.get("NO_COLOR")))
     code = 0
