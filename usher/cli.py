@@ -114,7 +114,7 @@ COMMANDS: dict[str, Listed] = {name: listed for part in PARTS.values() for name,
 #: Commands that `usher up` and supervisord call; not listed in --help.
 HIDDEN: dict[str, Listed] = {
     "embedded-redis": Listed("common.redis.embedded:main", "Become the embedded redis-server."),
-    "supervisord": Listed("deploy.local.supervision:supervisord", "Become supervisord with deploy/supervisord.conf."),
+    "supervisord": Listed("deploy.local.plan:supervisord", "Become supervisord with deploy/supervisord.conf."),
     "handler-process": Listed(
         "consumer.isolation.child:main", "The process that runs only a handler, for consumers and `usher rehearse`."
     ),

@@ -21,8 +21,7 @@ import psutil
 from benchmarks.peers.blpop import asking
 from benchmarks.programs.handlers import PARTS, REPLY_TO
 from usher import AsyncProducer, Producer
-from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed
-from usher.deploy.bench.throughput import new_rig
+from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, new_rig
 
 _PATIENCE_S = 120.0
 

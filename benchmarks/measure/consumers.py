@@ -14,8 +14,7 @@ from typing import Any
 import orjson
 
 from usher.deploy.bench import rig as machine
-from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, Rig, zipf_tickets
-from usher.deploy.bench.throughput import new_rig, seconds_for
+from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, Rig, new_rig, seconds_for, zipf_tickets
 
 _SEED = 1
 _PATIENCE_S = 120.0

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from usher.common.protocol.run_log import RunRecord, decode
-from usher.deploy.bench.rig import STREAM, BenchFailed, Rig
-from usher.deploy.bench.throughput import new_rig
+from usher.deploy.bench.rig import STREAM, BenchFailed, Rig, new_rig
 
 _HANDLER = "benchmarks.programs.handlers:taking_its_time"
 _PATIENCE_S = 600.0

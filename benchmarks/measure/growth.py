@@ -13,8 +13,7 @@ from benchmarks.rig.findings import judge
 from benchmarks.rig.recording import FOLDER_VARIABLE, PeerJob, read_notes
 from usher.common.doctor.judgements import info_lines
 from usher.common.redis.replies import pairs
-from usher.deploy.bench.rig import STREAM, BenchFailed, Rig
-from usher.deploy.bench.throughput import new_rig
+from usher.deploy.bench.rig import STREAM, BenchFailed, Rig, new_rig
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.letters import LetterFilter
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from benchmarks.programs.handlers import HOT_TICKET
 from usher.deploy.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, read_waits
-from usher.deploy.bench.rig import BenchFailed, Rig
-from usher.deploy.bench.throughput import new_rig, seconds_for, send_on_schedule, warm_up
+from usher.deploy.bench.rig import BenchFailed, Rig, new_rig, seconds_for, send_on_schedule, warm_up
 
 _FLOOD_PAGE = 1000
 _PATIENCE_S = 300.0

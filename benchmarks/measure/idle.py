@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from usher.deploy.bench.rig import STREAM, Rig, family
-from usher.deploy.bench.throughput import new_rig
+from usher.deploy.bench.rig import STREAM, Rig, family, new_rig
 
 _SETTLED_S = 5.0
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from benchmarks.programs.handlers import AWAY
 from usher.common.protocol.run_log import DONE, RunRecord, decode
-from usher.deploy.bench.rig import STREAM, Rig
-from usher.deploy.bench.throughput import new_rig
+from usher.deploy.bench.rig import STREAM, Rig, new_rig
 
 _HANDLER = "benchmarks.programs.handlers:needing"
 _PATIENCE_S = 300.0

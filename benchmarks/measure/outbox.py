@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from usher.common.outbox.database import open_engine
-from usher.common.outbox.store import OutboxStore
+from usher.common.outbox.store import OutboxStore, open_engine
 from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
 from usher.common.protocol.keys import LogKeys
 from usher.common.runtime.own_command import usher_command

@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from usher.deploy.bench.rig import Rig
-from usher.deploy.bench.throughput import new_rig
+from usher.deploy.bench.rig import Rig, new_rig
 
 _HANDLER = "benchmarks.programs.handlers:taking_its_time"
 _PATIENCE_S = 600.0

@@ -14,8 +14,7 @@ import psutil
 
 from benchmarks.measure.idle import commands_of
 from usher.common.redis.embedded import free_port
-from usher.deploy.bench.rig import STREAM, Rig, family
-from usher.deploy.bench.throughput import new_rig
+from usher.deploy.bench.rig import STREAM, Rig, family, new_rig
 
 _SETTLED_S, _LOOK_S = 5.0, 0.001
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.programs.handlers import SLEEP_S
 from benchmarks.rig.program import BenchProcess
-from usher.deploy.bench.throughput import new_rig, seconds_for
+from usher.deploy.bench.rig import new_rig, seconds_for
 
 _TICKETS = 10_000
 _SLOTS = Path(__file__).parents[1] / "programs" / "slots.py"

@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 
 from usher.common.protocol.registration import parse
 from usher.common.redis.replies import pairs
-from usher.deploy.bench.rig import STREAM, Rig
-from usher.deploy.bench.throughput import new_rig
+from usher.deploy.bench.rig import STREAM, Rig, new_rig
 
 _HEAD = b"POST /api/consumers/register HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n"
 #: What each kind of stranger sends at first, and then: a byte every few seconds, or nothing.

@@ -142,7 +142,7 @@ class DoctorFacts:
 
     ``mode`` is how the URL finds the server: fixed, sentinel or cluster. ``sentinels``: number of sentinels that listen
     at this server. ``unguarded``: why a change of a watched key keeps no EXEC from running, "" when it does.
-    ``gathering``: as common/doctor/source_status.py reports it; None when there is one ticket stream, or it could not
+    ``gathering``: as common/doctor/collector.py reports it; None when there is one ticket stream, or it could not
     be asked.
     """
 

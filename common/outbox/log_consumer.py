@@ -38,7 +38,8 @@ from usher.common.base.callables import unfinished_kind
 from usher.common.base.errors import RedisTrouble, SqlTrouble, StartRefused, UsherError
 from usher.common.base.log import event
 from usher.common.base.text import parse_json
-from usher.common.outbox.database import (
+from usher.common.outbox.rows import LONGEST_UID, as_json, queries
+from usher.common.outbox.store import (
     OutboxMisused,
     check_dialect,
     check_schema,
@@ -46,7 +47,6 @@ from usher.common.outbox.database import (
     open_engine,
     sql_trouble,
 )
-from usher.common.outbox.rows import LONGEST_UID, as_json, queries
 from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.message import UID_FIELD, as_mapping, first_value
 from usher.common.protocol.sources import FROM_FIELD

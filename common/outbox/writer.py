@@ -26,8 +26,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import MessageUndecodable
-from usher.common.outbox.database import OutboxMisused
 from usher.common.outbox.rows import DIALECTS, as_json, check_uid, queries
+from usher.common.outbox.store import OutboxMisused
 from usher.common.protocol.message import Key, key_bytes, ticket_key
 from usher.common.sql.alchemy import sa
 from usher.common.sql.errors import commits_by_itself, driver_of

@@ -17,7 +17,6 @@ from rich.table import Column, Table
 
 from usher.common.base.durations import Number
 from usher.deploy.bench import rig as machine
-from usher.deploy.bench import throughput as measures
 from usher.deploy.bench.rig import BenchFailed
 
 RUNS = click.option(
@@ -77,7 +76,7 @@ def bench() -> None:
 @JSON
 def throughput(runs: int, as_json: bool, **asked: Any) -> None:
     headline = ("messages_per_second", "floor_per_second", "ratio")
-    report(lambda: measures.throughput(environ=os.environ, **asked), runs, headline, as_json)
+    report(lambda: machine.throughput(environ=os.environ, **asked), runs, headline, as_json)
 
 
 @bench.command(
@@ -96,7 +95,7 @@ def throughput(runs: int, as_json: bool, **asked: Any) -> None:
 @JSON
 def latency(runs: int, as_json: bool, **asked: Any) -> None:
     headline = ("p50_ms", "p99_ms", "bare_p50_ms", "bare_p99_ms", "p99_ratio")
-    report(lambda: measures.latency(environ=os.environ, **asked), runs, headline, as_json)
+    report(lambda: machine.latency(environ=os.environ, **asked), runs, headline, as_json)
 
 
 @contextlib.contextmanager
@@ -138,7 +137,7 @@ def report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str
     document["machine"]["redis"] = document["runs"][0].pop("redis")
     for later in document["runs"][1:]:
         later.pop("redis")
-    document |= measures.medians(document["runs"], tuple(headline))
+    document |= machine.medians(document["runs"], tuple(headline))
     if as_json:
         click.echo(orjson.dumps(document))
         return

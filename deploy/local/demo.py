@@ -33,10 +33,16 @@ from usher.common.runtime.settings import load, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.common.sending.producer import Outgoing
 from usher.common.sending.workload import CsvSource, incidents
-from usher.deploy.demo.handlers import FOLDER_VARIABLE, SUFFIX, WORK_VARIABLE, count_ended, executions
-from usher.deploy.demo.verdict import DemoVerdict, judge
-from usher.deploy.local.plan import LocalSettings, plan, start, watch
-from usher.deploy.local.supervision import Supervision
+from usher.deploy.demo.handlers import (
+    FOLDER_VARIABLE,
+    SUFFIX,
+    WORK_VARIABLE,
+    DemoVerdict,
+    count_ended,
+    executions,
+    judge,
+)
+from usher.deploy.local.plan import LocalSettings, Supervision, plan, start, watch
 
 _HANDLER = "usher.deploy.demo.handlers:record"
 _MASTERS = 2

@@ -23,6 +23,8 @@ from usher.deploy.local.plan import (
     EXAMPLE_HANDLER,
     LocalSettings,
     Plan,
+    Supervision,
+    SupervisionLost,
     can_prove,
     claimed,
     local_settings,
@@ -30,7 +32,6 @@ from usher.deploy.local.plan import (
     start,
     watch,
 )
-from usher.deploy.local.supervision import Supervision, SupervisionLost
 
 #: Colours of programs, in the order in which they appear; red is left for supervisord's own news.
 _COLOURS = tuple(

@@ -21,7 +21,7 @@ import orjson
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, ReplyUnknown
 from usher.common.base.log import event
-from usher.common.doctor.source_status import running_masters
+from usher.common.doctor.collector import running_masters
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.client import Link
@@ -207,7 +207,7 @@ class SourceServices:
         self._gatherer.poll()
 
     def says(self) -> str:
-        """Return this master's report in the shares, one JSON object; common/doctor/source_status.py reads it."""
+        """Return this master's report in the shares, one JSON object; common/doctor/collector.py reads it."""
         known, troubles = self._gatherer.seen()
         found = {source: (told.outcome.value.lower(), told.words) for source, told in troubles}
         for trimmer in self._trimmers:

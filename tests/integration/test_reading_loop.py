@@ -15,8 +15,7 @@ from tests.proxy import Proxy
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.keys import Keys
-from usher.common.readers.loop import LoopOptions, MessageReadingLoop
-from usher.common.readers.reliable_stream import ReliableStream, StreamMessage
+from usher.common.readers.loop import LoopOptions, MessageReadingLoop, ReliableStream, StreamMessage
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 

@@ -142,11 +142,11 @@ _LEADS = (
             [
                 *(f"master/{room}/**/*.py" for room in _LEADS),
                 *(
-                    "common/doctor/source_status.py",
+                    "common/doctor/collector.py",
                     "master/cli/trim.py",
                     "master/cli/dead.py",
                     "master/cli/shared.py",
-                    "deploy/rehearsal/replay.py",
+                    "deploy/rehearsal/cli.py",
                 ),
             ],
         ),

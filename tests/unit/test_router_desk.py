@@ -7,7 +7,7 @@ import random
 import pytest
 
 from usher.common.protocol.stream_id import ZERO, rank
-from usher.common.router.desk import End, LastIdCheck, Read, RouterDesk, Subscription
+from usher.common.router.router import End, LastIdCheck, Read, RouterDesk, Subscription
 
 _COUNT = 3
 

@@ -1,4 +1,4 @@
--- stream_ack: a plain reader (common/readers/reliable_stream.py) is done with entries of its own; on request they leave
+-- stream_ack: a plain reader (common/readers/loop.py) is done with entries of its own; on request they leave
 --             the stream as well.
 -- KEYS: 1 stream, 2 attempts, 3 checkpoints, 4 groups of the stream
 -- ARGV: 1 group, 2 reader, 3 "1" to remove the entries, else "", then ids
