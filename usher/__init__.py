@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 _DEFINED = {
     "usher.common.base.errors": "Behind CallTimeout Failed GiveUp Invalid PartialFailure RetryLater UsherError",
     "usher.common.outbox.log_consumer": "LogConsumer LogLost Record",
-    "usher.common.outbox.writer": "LogRecord write_all_to_outbox write_to_outbox",
+    "usher.common.outbox.store": "LogRecord write_all_to_outbox write_to_outbox",
     "usher.common.protocol.message": "EntryView",
     "usher.common.readers.loop": "LoopOptions MessageReadingLoop ReliableStream StreamMessage reader_name",
     "usher.common.redis.client": "Link",
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from usher.common.outbox.log_consumer import LogConsumer as LogConsumer
     from usher.common.outbox.log_consumer import LogLost as LogLost
     from usher.common.outbox.log_consumer import Record as Record
-    from usher.common.outbox.writer import LogRecord as LogRecord
-    from usher.common.outbox.writer import write_all_to_outbox as write_all_to_outbox
-    from usher.common.outbox.writer import write_to_outbox as write_to_outbox
+    from usher.common.outbox.store import LogRecord as LogRecord
+    from usher.common.outbox.store import write_all_to_outbox as write_all_to_outbox
+    from usher.common.outbox.store import write_to_outbox as write_to_outbox
     from usher.common.protocol.message import EntryView as EntryView
     from usher.common.readers.loop import LoopOptions as LoopOptions
     from usher.common.readers.loop import MessageReadingLoop as MessageReadingLoop

@@ -44,6 +44,8 @@ from usher.common.base.text import escape_control
 difflib: Any = Late("difflib")
 _ROOT = Path(__file__).resolve().parent.parent
 _COULD_NOT, _INTERRUPTED = 2, 130
+#: The exit code tells what nobody reads: stderr may be closed, or its reader gone.
+_PERHAPS_UNREAD = contextlib.suppress(OSError, ValueError)
 
 
 class Listed(NamedTuple):
@@ -100,26 +102,26 @@ PARTS: dict[str, dict[str, Listed]] = {
             "deploy.rehearsal.cli:replay", "Run messages that are over again, in order, or into another handler."
         ),
         "torture": Listed("consumer.torture.cli:torture", "Try your handler against repeats, kills and zombies."),
-        "bench": Listed("deploy.bench.cli:bench", "Measure throughput and latency on this machine."),
+        "bench": Listed("deploy.bench.rig:bench", "Measure throughput and latency on this machine."),
     },
     "Deploy": {
         "init-deploy": Listed(
             "deploy.local.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."
         ),
-        "acl": Listed("common.cli.access:acl", "Print Redis users with just the rights that Usher needs."),
-        "token": Listed("common.cli.access:token", "Make a token for the HTTP API and the page."),
+        "acl": Listed("common.cli.doctor:acl", "Print Redis users with just the rights that Usher needs."),
+        "token": Listed("common.cli.doctor:token", "Make a token for the HTTP API and the page."),
     },
 }
 COMMANDS: dict[str, Listed] = {name: listed for part in PARTS.values() for name, listed in part.items()}
 #: Commands that `usher up` and supervisord call; not listed in --help.
 HIDDEN: dict[str, Listed] = {
     "embedded-redis": Listed("common.redis.embedded:main", "Become the embedded redis-server."),
-    "supervisord": Listed("deploy.local.plan:supervisord", "Become supervisord with deploy/supervisord.conf."),
+    "supervisord": Listed("deploy.local.up:supervisord", "Become supervisord with deploy/supervisord.conf."),
     "handler-process": Listed(
         "consumer.isolation.child:main", "The process that runs only a handler, for consumers and `usher rehearse`."
     ),
     "torture-stage": Listed("consumer.torture.harness:main", "The process of `usher torture` that tells the stories."),
-    "preflight": Listed("deploy.local.plan:preflight", "Check settings and handler of the programs."),
+    "preflight": Listed("deploy.local.up:preflight", "Check settings and handler of the programs."),
 }
 
 
@@ -294,23 +296,18 @@ def run(argv: Sequence[str] | None = None, group: click.Command | None = None, n
             args=None if argv is None else list(argv), prog_name=name, standalone_mode=False
         )
     except click.ClickException as wrong:
-        with _perhaps_unread():
+        with _PERHAPS_UNREAD:
             wrong.show()
         return wrong.exit_code
     except (click.Abort, KeyboardInterrupt):
-        with _perhaps_unread():
+        with _PERHAPS_UNREAD:
             click.echo("usher: interrupted", err=True)
         return _INTERRUPTED
     except Exception as problem:  # 1 says that a command has found something: no error may end with it
-        with _perhaps_unread():
+        with _PERHAPS_UNREAD:
             _tell(problem.__cause__ if isinstance(problem, _Failed) else problem)
         return _COULD_NOT
     return outcome if isinstance(outcome, int) else 0
-
-
-def _perhaps_unread() -> contextlib.AbstractContextManager[None]:
-    """Let the exit code tell what nobody reads: stderr may be closed, or its reader gone."""
-    return contextlib.suppress(OSError, ValueError)
 
 
 def _tell(problem: BaseException | None) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from usher.deploy.bench.rig import Rig, new_rig
+from usher.deploy.bench.rig import Rig
 
 _HANDLER = "benchmarks.programs.handlers:taking_its_time"
 _PATIENCE_S = 600.0
@@ -27,7 +27,7 @@ def rebalance(
 
     ``slow_s``: seconds of every tenth message; 0: as the others.
     """
-    with new_rig(durable, environ) as (rig, _):
+    with Rig(durable, environ) as rig:
         seconds = [slow_s if slow_s and number % 10 == 3 else handler_s for number in range(messages)]
         last_id = b""
         for number, one in enumerate(seconds):

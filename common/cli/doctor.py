@@ -1,7 +1,10 @@
-"""``usher doctor``: how this Redis and the ticket stream are set up, and what that means for the promise."""
+"""``usher doctor``: how this Redis and the ticket stream are set up, and what that means for the promise; ``usher
+acl``: the users of Redis that Usher's programs need, and the scripts that masters load for them; and ``usher token``:
+tokens for the HTTP API and the page."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -13,14 +16,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from usher.common.base.durations import option
 from usher.common.base.errors import RedisTrouble, SettingsError, StartRefused
 from usher.common.base.log import redacted
 from usher.common.base.text import escape_control, json_line, label
 from usher.common.doctor.collector import collect
 from usher.common.doctor.judgements import DoctorFacts, DoctorFinding, DoctorSeverity, Holds, examine, promise, worst
+from usher.common.http.credentials import FILE_ROLES, Role, line_of, new_token
 from usher.common.protocol.keys import Keys
+from usher.common.redis.acl import acl_file, scripts_for_others
 from usher.common.redis.client import Link
 from usher.common.redis.locate import resolve_redis_url
+from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 
 _STYLES = {
@@ -37,15 +44,12 @@ _ENDS = {
 }
 
 
-@click.command(
-    help=(
-        "Check Redis and the ticket stream. Exit code 0: nothing is critical; 1: something is; 2: it could not"
-        " be asked."
-    )
-)
+@click.command()
 @takes_json
 @options(CommonSettings)
 def doctor(flags: dict[str, Any], as_json: bool) -> None:
+    """Check Redis and the ticket stream. Exit code 0: nothing is critical; 1: something is; 2: it could not be
+    asked."""
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
     facts = _asked(url, settings)
@@ -124,3 +128,68 @@ def _table(title: str, *columns: str) -> Table:
 
 def _safe(text: str) -> str:
     return escape(escape_control(text, kept="\n"))
+
+
+@click.command()
+@option(
+    "--server",
+    "Version of Redis: 7 or later, or 6.2, which cannot keep a user from scripts of its own, nor tell keys apart.",
+    click.Choice(["7", "6.2"]),
+    "7",
+)
+@option(
+    "--load loads",
+    "Print nothing; load the scripts of this version, as the user of masters, before consumers are upgraded.",
+    is_flag=True,
+)
+@options(CommonSettings)
+def acl(server: str, loads: bool, flags: dict[str, Any]) -> None:
+    """Print an ACL file for Redis: a user for each kind of program, with no more rights than it needs. Nothing is
+    changed."""
+    settings = load(CommonSettings, os.environ, flags)
+    if loads:
+        _load_scripts(settings)
+        return
+    sources = settings.sources
+    fed = () if sources is None else (*sources.names, *sources.patterns)
+    click.echo(acl_file(settings.work_stream, settings.group, fed, selectors=server != "6.2"), nl=False)
+
+
+def _load_scripts(settings: CommonSettings) -> None:
+    names = scripts_for_others()
+    with contextlib.closing(Link(resolve_redis_url(settings), "acl")) as link:
+        refused = ScriptRunner(link).load_for_others(names)
+    if refused:
+        raise StartRefused(f"Redis refuses to load scripts: {refused[0]}")
+    click.echo(f"{len(names)} scripts are loaded")
+
+
+@click.group()
+def token() -> None:
+    """Make tokens for the HTTP API and the page."""
+
+
+@token.command(
+    "new", help="Make a token for ROLE (viewer, operator or consumer) and NAME, and the line for USHER_TOKENS_FILE."
+)
+@click.argument("role", type=click.Choice([role.value for role in FILE_ROLES]))
+@click.argument("name")
+@takes_json
+def new(role: str, name: str, as_json: bool) -> None:
+    """Make a token. NAME: the name in the action log; of a consumer its name, or the beginning of its name and a
+    `*`."""
+    made = new_token()
+    try:
+        line = line_of(Role(role), name, made)
+    except ValueError as wrong:
+        raise click.UsageError(f"NAME: {wrong}") from None
+    if as_json:
+        click.echo(json_line({"role": role, "name": name, "token": made, "line": line}))
+        return
+    click.echo(f"{made}\n")
+    click.echo(
+        f"Give it to {name} as USHER_API_TOKEN; it is not kept anywhere. Add this line to USHER_TOKENS_FILE of every"
+        " master:\n",
+        err=True,
+    )
+    click.echo(line)

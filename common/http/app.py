@@ -95,23 +95,13 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
     return app
 
 
-class _Healthy(TypedDict):
-    """A healthy answer, with further facts about the program. ``warnings`` want a look, and are missing else."""
+class _State(TypedDict):
+    """An answer about health, with further facts about the program. ``reasons`` of what fails; ``warnings`` want a
+    look, and are missing else."""
 
-    status: Literal["ok"]
-    warnings: NotRequired[list[str]]
-
-
-class _Unwell(TypedDict):
-    """An unhealthy answer, with further facts about the program. ``reasons`` is missing while draining."""
-
-    status: Literal["failing", "draining"]
+    status: Literal["ok", "failing", "draining", "alive"]
     reasons: NotRequired[list[str]]
     warnings: NotRequired[list[str]]
-
-
-class _Alive(TypedDict):
-    status: Literal["alive"]
 
 
 #: Kinds of refusal of a Redis that is up but takes no writes, in our own words: Redis' words may reveal too much.
@@ -136,7 +126,7 @@ def add_health(
     still come. ``/live`` asks for nothing outside: a restart would not mend the absence of Redis.
     """
 
-    @tells("Tell if the program makes progress, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
+    @tells("Tell if the program makes progress, and if not, why.", {200: _State, 503: _State}, role=Role.ANYBODY)
     def tell() -> Response:
         found = health()
         reasons = [in_brief(reason) if g.role is Role.ANYBODY else reason for reason in found.reasons]
@@ -145,14 +135,14 @@ def add_health(
             status["warnings"] = warnings
         return answer({**status, **facts()}, 200 if found.ok else 503)
 
-    @tells("Tell if work may be sent here, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
+    @tells("Tell if work may be sent here, and if not, why.", {200: _State, 503: _State}, role=Role.ANYBODY)
     def ready() -> Response:
         return answer({"status": "draining", **facts()}, 503) if draining() else tell()
 
     app.add_url_rule("/api/health", "health", tell)
     app.add_url_rule("/api/health/ready", "ready", ready)
 
-    @tells("Tell if the program is alive, and which services hang.", {200: _Alive, 503: _Unwell}, role=Role.ANYBODY)
+    @tells("Tell if the program is alive, and which services hang.", {200: _State, 503: _State}, role=Role.ANYBODY)
     def live() -> Response:
         why = stalled()
         if why and not draining():

@@ -44,8 +44,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, GroupMissing, RedisTrouble, ReplyUnknown, RetryLater, UsherError, readable
 from usher.common.base.log import event
 from usher.common.base.text import format_error
-from usher.common.observability.metrics import Reader, of_this_program
-from usher.common.observability.webhook import DeadLetterNotifier
+from usher.common.observability.metrics import DeadLetterNotifier, Reader, of_this_program
 from usher.common.protocol.attempts import NEVER, decode
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import EntryView
@@ -53,11 +52,10 @@ from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, before, r
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import TicketStream, pairs, parse_own
 from usher.common.redis.scripts import ScriptRunner
-from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.service import Health, Service, ServiceEnded, judge
 from usher.common.runtime.settings import CommonSettings
-from usher.common.runtime.signals import UntilSignal
+from usher.common.runtime.signals import UntilSignal, look_for_steps
 
 log = logging.getLogger(__name__)
 

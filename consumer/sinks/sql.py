@@ -31,8 +31,16 @@ from typing import Any, TypeVar, cast
 from usher.common.base.callables import unawaitable_reason, unfinished_kind
 from usher.common.base.log import event
 from usher.common.runtime.fork_guard import ForkGuard
-from usher.common.sql.alchemy import postgres_args, sa
-from usher.common.sql.errors import CANCELED, PassingCause, driver_message, is_autocommit, passing, sqlstate
+from usher.common.sql.alchemy import (
+    CANCELED,
+    PassingCause,
+    driver_message,
+    is_autocommit,
+    passing,
+    postgres_args,
+    sa,
+    sqlstate,
+)
 from usher.consumer.sinks.outcomes import (
     Duplicate,
     Marked,

@@ -1,5 +1,6 @@
-"""The system under measurement: its own Redis, one master, some consumers, all as real processes that end with the
-rig; and measurements, each of which returns a plain document."""
+"""``usher bench``: throughput and latency of this machine, each against a yardstick of the same run. The system under
+measurement has its own Redis, one master, some consumers, all as real processes that end with the rig; a measurement
+returns a plain document."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import itertools
 import os
 import platform
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -17,8 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import click
+import orjson
 import psutil
+from rich.console import Console
+from rich.table import Column, Table
 
+from usher.common.base.durations import Number, option
 from usher.common.base.errors import UsherError
 from usher.common.base.text import info_lines
 from usher.common.cli.masters import living_consumers
@@ -94,10 +101,11 @@ def zipf_tickets(count: int, tickets: int, seed: int) -> list[bytes]:
 class Rig:
     """The system under measurement, as a context: its methods start processes, the exit ends them."""
 
-    def __init__(self, folder: Path, durable: bool, environ: Mapping[str, str], streams: str = STREAM) -> None:
-        self.folder = folder
+    def __init__(self, durable: bool, environ: Mapping[str, str], streams: str = STREAM) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="usher-bench-", ignore_cleanup_errors=True)
+        self.folder = Path(self._temporary.name)
         self.environ = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
-        self._redis = EmbeddedRedis(folder, durable=durable)
+        self._redis = EmbeddedRedis(self.folder, durable=durable)
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
         self._urls: list[str] = []
         self._streams = streams
@@ -114,6 +122,7 @@ class Rig:
         self.end_programs()
         self.link.close()
         self._redis.stop()
+        self._temporary.cleanup()
 
     # ---- programs --------------------------------------------------------------------------------
 
@@ -278,7 +287,7 @@ _SEED = 1
 _PATIENCE_S = 300.0
 
 
-def throughput(
+def measure_throughput(
     messages: int,
     tickets: int,
     payload: int,
@@ -293,7 +302,7 @@ def throughput(
     The clock runs from the first entry read to the last one acknowledged (the pending list is empty).
     """
     names = zipf_tickets(messages, tickets, _SEED)
-    with new_rig(not no_aof, environ) as (rig, _):
+    with Rig(not no_aof, environ) as rig:
         last_id = rig.fill(names, b"x" * payload)
         floor_s = floor_seconds(rig, consumers, messages)
         rig.stream.create_group(b"0-0")
@@ -358,20 +367,11 @@ def send_on_schedule(
     return last
 
 
-@contextlib.contextmanager
-def new_rig(durable: bool, environ: Mapping[str, str], streams: str = STREAM) -> Iterator[tuple[Rig, Path]]:
-    with (
-        tempfile.TemporaryDirectory(prefix="usher-bench-", ignore_cleanup_errors=True) as folder,
-        Rig(Path(folder), durable, environ, streams) as rig,
-    ):
-        yield rig, Path(folder)
-
-
 def medians(runs: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, float]:
     return {name: statistics.median(run[name] for run in runs) for name in names}
 
 
-def latency(
+def measure_latency(
     rate: float, seconds: float, tickets: int, payload: int, consumers: int, no_aof: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """Run once: messages on an open-loop schedule; the wait counts from a message's due time to the start of its
@@ -379,8 +379,8 @@ def latency(
     (``usher.deploy.bench.bare``)."""
     count = int(rate * seconds)
     names = zipf_tickets(count, tickets, _SEED)
-    with new_rig(not no_aof, environ) as (rig, folder):
-        waits_folder, bare_folder = folder / "waits", folder / "bare"
+    with Rig(not no_aof, environ) as rig:
+        waits_folder, bare_folder = rig.folder / "waits", rig.folder / "bare"
         waits_folder.mkdir()
         bare_folder.mkdir()
         rig.stream.create_group(b"0-0")
@@ -424,3 +424,122 @@ def _figures(folder: Path, count: int) -> dict[str, float]:
         round(wait / 1e6, 3) for wait in (waits[len(waits) // 2], waits[int(len(waits) * 0.99)], waits[-1])
     )
     return {"timed": len(waits), "p50_ms": p50, "p99_ms": p99, "max_ms": most}
+
+
+RUNS = option("--runs", "Runs; the headline figures are medians.", click.IntRange(1, 50), 3)
+TICKETS = option("--tickets", "Different tickets (Zipf 1.0, seeded).", click.IntRange(min=1), 10_000)
+PAYLOAD = option("--payload", "Bytes of payload per message.", click.IntRange(min=0), 100)
+CONSUMERS = option("--consumers", "Consumer processes.", click.IntRange(1, 32), 2)
+VOLATILE = option(
+    "--no-aof", "Without append-only file. Default: appendonly yes, appendfsync everysec, as shipped.", is_flag=True
+)
+#: Its commands are those of `python -m benchmarks`, too, which has no option for all.
+JSON = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    hidden=True,
+    callback=lambda ctx, _parameter, value: value or "json" in (ctx.find_root().obj or ()),
+)
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine. Everything runs in a temporary folder with a Redis of its own; nothing that runs already is
+    touched. USHER_REDIS_SERVER=/usr/bin/redis-server has it measured with that one."""
+
+
+@bench.command()
+@option("--messages", "Messages per run.", click.IntRange(min=1000), 200_000)
+@TICKETS
+@PAYLOAD
+@CONSUMERS
+@RUNS
+@VOLATILE
+@option("--no-run-log", "Without the run log, to see what it costs.", is_flag=True)
+@JSON
+def throughput(runs: int, as_json: bool, **asked: Any) -> None:
+    """Measure messages per second with a handler that does nothing, and the raw floor (2 processes, XREADGROUP + XACK,
+    no order) beside it."""
+    headline = ("messages_per_second", "floor_per_second", "ratio")
+    report(lambda: measure_throughput(environ=os.environ, **asked), runs, headline, as_json)
+
+
+@bench.command()
+@option("--rate", "Messages per second.", Number(min=1), 1000.0)
+@option("--seconds", "Length of a run.", Number(min=1), 10.0)
+@TICKETS
+@PAYLOAD
+@CONSUMERS
+@RUNS
+@VOLATILE
+@JSON
+def latency(runs: int, as_json: bool, **asked: Any) -> None:
+    """Measure the time from XADD (when it was due) to the start of the handler, at a fixed rate, and beside it the time
+    to bare consumers (XREADGROUP BLOCK, no order) of the same Redis."""
+    headline = ("p50_ms", "p99_ms", "bare_p50_ms", "bare_p99_ms", "p99_ratio")
+    report(lambda: measure_latency(environ=os.environ, **asked), runs, headline, as_json)
+
+
+@contextlib.contextmanager
+def _leaving_no_program() -> Iterator[None]:
+    """End what was started, also when a signal ends us: it comes at any line, perhaps before somebody has written down
+    what was just started, or within a destructor, where its exception is lost: then the run fails for want of its
+    programs."""
+
+    def kill() -> None:
+        for program in family(os.getpid())[1:]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                program.kill()
+
+    def end(number: int, frame: object) -> None:
+        kill()
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str], as_json: bool) -> None:
+    document: dict[str, Any] = {"machine": facts(""), "runs": []}
+    try:
+        with _leaving_no_program():
+            for number in range(1, count + 1):
+                click.echo(f"usher: run {number} of {count}", err=True)
+                document["runs"].append(run())
+    except BenchFailed as failed:
+        click.echo(f"usher: {failed}", err=True)
+        sys.exit(1)
+    document["machine"]["redis"] = document["runs"][0].pop("redis")
+    for later in document["runs"][1:]:
+        later.pop("redis")
+    document |= medians(document["runs"], tuple(headline))
+    if as_json:
+        click.echo(orjson.dumps(document))
+        return
+    shown = Table(
+        Column("run"), *(Column(name.replace("_", " "), justify="right") for name in headline), Column("CPU seconds")
+    )
+    for number, one in enumerate(document["runs"], 1):
+        shown.add_row(
+            str(number),
+            *(f"{one[name]:,}" for name in headline),
+            "  ".join(f"{who} {spent}" for who, spent in one["cpu_seconds"].items()),
+        )
+    shown.add_row("median", *(f"{document[name]:,}" for name in headline), "", style="bold")
+    print_table(shown, document["machine"])
+
+
+def print_table(shown: Table, facts: dict[str, Any]) -> None:
+    console = Console()
+    console.print(shown)
+    console.print(
+        f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, {facts['redis']}", highlight=False
+    )

@@ -20,11 +20,11 @@ import click
 from rich.console import Console
 from rich.table import Column, Table
 
-from usher.common.base.durations import Number
+from usher.common.base.durations import Number, option
 from usher.common.base.errors import GroupMissing, StartRefused, UsherError
 from usher.common.base.text import json_line
 from usher.common.cli.progress import progress
-from usher.common.cli.send import Sender, paced
+from usher.common.cli.send import CsvSource, Sender, incidents, paced
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import free_port
@@ -32,7 +32,6 @@ from usher.common.redis.replies import TicketStream
 from usher.common.runtime.settings import load, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.common.sending.producer import Outgoing
-from usher.common.sending.workload import CsvSource, incidents
 from usher.deploy.demo.handlers import (
     FOLDER_VARIABLE,
     SUFFIX,
@@ -42,7 +41,7 @@ from usher.deploy.demo.handlers import (
     executions,
     judge,
 )
-from usher.deploy.local.plan import LocalSettings, Supervision, plan, start, watch
+from usher.deploy.local.up import LocalSettings, Supervision, plan
 
 _HANDLER = "usher.deploy.demo.handlers:record"
 _MASTERS = 2
@@ -50,42 +49,24 @@ _MASTERS = 2
 _WATCH_EVERY_S = 1.0
 
 
-@click.command(
-    help=(
-        "Start Redis, masters and consumers in a temporary folder, send a workload, and check what happened to every"
-        " message. Settings from the environment are not used, and no running Usher or Redis is touched."
-    )
-)
-@click.option(
-    "--csv",
-    "csv_path",
+@click.command()
+@option(
+    "--csv csv_path",
+    "Send the rows of a CSV file (.gz too, - for standard input) instead of a made-up workload.",
     metavar="FILE",
-    help="Send the rows of a CSV file (.gz too, - for standard input) instead of a made-up workload.",
 )
-@click.option("--key", metavar="COLUMN", help="Column of the CSV that names the ticket.")
-@click.option("--messages", type=click.IntRange(min=1), help="How many messages. [default: 20000, or the whole CSV]")
-@click.option(
-    "--tickets",
-    type=click.IntRange(min=1),
-    default=2000,
-    show_default=True,
-    help="Different tickets of the made-up workload (Zipf).",
-)
-@click.option("--consumers", type=click.IntRange(1, 32), default=3, show_default=True, help="Number of consumers.")
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same workload.")
-@click.option(
-    "--work-ms",
-    type=Number(min=0),
-    default=1.0,
-    show_default=True,
-    help="Milliseconds that the handler works on a message.",
-)
-@click.option(
+@option("--key", "Column of the CSV that names the ticket.", metavar="COLUMN")
+@option("--messages", "How many messages. [default: 20000, or the whole CSV]", click.IntRange(min=1))
+@option("--tickets", "Different tickets of the made-up workload (Zipf).", click.IntRange(min=1), 2000)
+@option("--consumers", "Number of consumers.", click.IntRange(1, 32), 3)
+@option("--seed", "The same seed gives the same workload.", int, 1)
+@option("--work-ms", "Milliseconds that the handler works on a message.", Number(min=0), 1.0)
+@option(
     "--kill",
+    "Half-way, kill -9 one consumer's process; repeats are then allowed, losses and disorder are not.",
     is_flag=True,
-    help="Half-way, kill -9 one consumer's process; repeats are then allowed, losses and disorder are not.",
 )
-@click.option("--keep", is_flag=True, help="Keep the temporary folder with logs and records.")
+@option("--keep", "Keep the temporary folder with logs and records.", is_flag=True)
 @takes_json
 def demo(
     csv_path: str | None,
@@ -97,6 +78,8 @@ def demo(
     work_ms: float,
     **flags: bool,
 ) -> None:
+    """Start Redis, masters and consumers in a temporary folder, send a workload, and check what happened to every
+    message. Settings from the environment are not used, and no running Usher or Redis is touched."""
     if (csv_path is None) != (key is None):
         raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
     with _temporary_folder(flags["keep"]) as folder:
@@ -171,7 +154,7 @@ class Flow:
         asked: dict[str, Any] = {"state_dir": folder, "consumers": consumers, "masters": _MASTERS}
         asked |= {"port": free_port(_MASTERS), "handler": _HANDLER}
         self._plan, self._count, self._stop = plan(load(LocalSettings, {}, asked), clean), count, stop
-        self._running = Supervision(folder, self._plan.environ, self._plan.settings.stop_seconds)
+        self._running = Supervision(self._plan)
         self._kill_at = count // 2 if kills else math.inf
         self._sent: list[tuple[str, str]] = []
         self._killed_ns: dict[int, int] = {}
@@ -186,7 +169,7 @@ class Flow:
             try:
                 self._stop.check()
                 self._running.start()
-                start(self._plan, self._running, self._stop.check, _say)
+                self._running.start_all(self._stop.check, _say)
                 _say(f"watch it at {settings.urls[0]}/ while it lasts")
                 _say(f"sending {self._count:,} messages")
                 with contextlib.closing(Link(self._plan.redis_url, "usher:demo")) as link:
@@ -216,7 +199,7 @@ class Flow:
     def _look(self) -> None:
         self._stop.check()
         if time.monotonic() - self._watched_s >= _WATCH_EVERY_S:
-            watch(self._running, redis_is_ours=True)
+            self._running.watch()
             self._watched_s = time.monotonic()
         if time.monotonic() - self._looked_s < _POLL_S:
             return

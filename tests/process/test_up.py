@@ -35,7 +35,7 @@ from usher.common.base.errors import StartRefused
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, find_redis_server, free_port
-from usher.deploy.local.plan import CONFIGURATION, LocalSettings, can_prove, environment, plan
+from usher.deploy.local.up import CONFIGURATION, LocalSettings, can_prove, environment, plan
 
 pytestmark = pytest.mark.process
 
