@@ -44,7 +44,7 @@ from usher.consumer.isolation.worker import SuspectWorker, most_children
 from usher.consumer.lifecycle.heartbeat import Heartbeat, LeaseGuard, ProgressWatch
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
-from usher.consumer.lifecycle.owner_scripts import GiveBack, Letter, OwnerScripts
+from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
 from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.policy.acks import linger
@@ -76,23 +76,23 @@ class Orders:
     def _give_up(self, order: Order) -> bool:
         """Have the message become a dead letter in its turn: at once if it waits, else when its run has failed."""
         with self._lanes.lock:
-            is_held = order.id in self._lanes.board.held_ids
-            queued, _, _ = self._lanes.board.look(order.ticket)
+            is_held = order.id in self._lanes.held_ids
+            queued, _, _ = self._lanes.look(order.ticket)
             for message in queued:
                 if message.stream_id == order.id:
                     message.failures, message.plain = GIVEN_UP, False
             if is_held:
-                self._lanes.board.given_up.add(order.id)
+                self._lanes.given_up.add(order.id)
         self._lanes.hasten(order.ticket, order.id)
         return is_held
 
     def _clear(self, order: Order) -> bool:
         """Have all that waits of the ticket here become dead letters in their turn; what runs is left alone."""
         with self._lanes.lock:  # first here, so that none begins meanwhile; what a runner has in hand by then runs
-            before = [(one, one.failures, one.plain) for one in self._lanes.board.look(order.ticket)[0]]
+            before = [(one, one.failures, one.plain) for one in self._lanes.look(order.ticket)[0]]
             for one, _, _ in before:
                 one.failures, one.plain = CLEARED, False
-            queued, _, _ = self._lanes.board.look(order.ticket)
+            queued, _, _ = self._lanes.look(order.ticket)
             left = {one.stream_id for one in queued}
             for one, failures, is_plain in before:
                 if one.stream_id not in left:
@@ -109,7 +109,7 @@ class Orders:
 
     def _interrupt(self, order: Order) -> bool:
         """Interrupt what runs of the ticket; where it still runs after the seconds that the order has, cancel it."""
-        runs = [one for one in self._journal.running(order.ticket) if not one.is_apart]
+        runs = self._journal.running(order.ticket)
         run = min(runs, key=lambda one: rank(one.stream_id)) if runs else None
         if run is None or (order.id and order.id != run.stream_id):
             return False
@@ -131,7 +131,7 @@ class Orders:
     def _cancel(self, order: Order, start_us: int = 0) -> bool:
         """Cancel the run; only the one that began at ``start_us``, if that is given."""
         with self._lanes.lock:  # before what runs: a child that ends in between is not this process
-            lane = self._lanes.board.lanes.get(order.ticket)
+            lane = self._lanes.by_ticket.get(order.ticket)
             is_apart = lane is not None and lane.apart
         running = self._journal.running(order.ticket)
         runs = [one for one in running if one.stream_id == order.id and start_us in (0, one.start_us)]
@@ -216,7 +216,7 @@ class Drain:
             self._steps.drain(self._lease_ms)
             self._is_marked = True
         self._read_the_rest()  # again and again: orders still come
-        self._given_back += self._give_back()
+        self._given_back += self._acker.give_all_back()
         return self._is_read and not self._lanes.running and self._acker.is_flushed and self._deregister()
 
     def _read_the_rest(self) -> None:
@@ -229,19 +229,6 @@ class Drain:
             self._reader_ended = True
         self._reader.read_rest()
         self._is_read = True
-
-    def _give_back(self) -> int:
-        with self._lanes.lock:
-            quiet = self._lanes.board.quiet()
-        # In this order: a ticket that became quiet by a failure is given back only when Redis knows of the failure, or
-        # its next owner would count one attempt less.
-        if not quiet or not self._acker.is_settled:
-            return 0
-        answers = self._steps.give_back(GiveBack(ticket, *of_it) for ticket, of_it in quiet.items())
-        given = [ticket for ticket, is_given in zip(quiet, answers, strict=False) if is_given]
-        with self._lanes.lock:
-            self._lanes.board.drop_quiet(given)
-        return len(given)
 
 
 class Incarnation:
@@ -284,7 +271,7 @@ class Incarnation:
             taken.ticket_window,
             lambda: lanes.keeps_up,
         )
-        self.reporter.retrying, lanes.on_retry = lambda: len(lanes.board.waiting), self.reporter.hear_of_retry
+        self.reporter.retrying, lanes.on_retry = lambda: len(lanes.waiting), self.reporter.hear_of_retry
         waits = linger(FLUSH_S, is_strict, settings.capacity - slots, taken.ticket_window)
         self.acker = self.acker_type(self.steps("ack"), lanes, self.reporter, waits, settings.run_log_length, on_lost)
         self.bell = DeadLetterNotifier(metrics, settings, settings.consumer_name, keys)

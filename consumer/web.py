@@ -80,7 +80,7 @@ def describe_ticket(
     now_ms = wall_ms()
     running = journal.running(ticket)
     with lanes.lock:
-        queued, due_s, is_apart = lanes.board.look(ticket)
+        queued, due_s, is_apart = lanes.look(ticket)
     entries = [
         _entry(left.stream_id, "running", left.before.starts, started_ms=left.start_us // 1000) | {"apart": is_apart}
         for left in running

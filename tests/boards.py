@@ -59,7 +59,7 @@ def freed(board: Board, incarnation: str, ticket: bytes, entry_ids: Iterable[byt
 
 def held_back(board: Board) -> list[BoardTicket]:
     """Name the tickets that rules hold back."""
-    return [*board._gate.paused(), *board._gate.slowed()]
+    return board._limiter.held
 
 
 def may_plan(board: Board) -> bool:

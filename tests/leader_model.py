@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tests.redis_model import PAGE, RedisModel
+from tests.redis_model import RedisModel
 from usher.common.protocol.registration import name_of
 from usher.master.leader.entries import NO_MARKS, NewEntries, PeekedEntry, Rejected
 from usher.master.membership.registry import RegisteredConsumer
@@ -58,12 +58,10 @@ class Leader:
         living = set(board.consumers) - dead
         dead |= {name for name in redis.pending.values() if ":" in name and name not in living}
         for incarnation in sorted(dead):
-            while redis.take_back(incarnation, PAGE).size:
-                pass
-            if incarnation in board.consumers:
-                freed = redis.free_tickets(incarnation, board.unfinished(incarnation))
-                for ticket in board.recovered(incarnation, freed.others if freed is not None else ()):
-                    board.clear_record(ticket)
+            leader.recoverer.add(incarnation)
+        while leader.recovers:
+            for ticket in leader.recoverer.turn(board, redis, []):  # type: ignore[arg-type]
+                board.clear_record(ticket)
         board.take_in(redis.read_parked())
         return leader
 
@@ -98,8 +96,7 @@ class Leader:
 
     def recover(self) -> None:
         """One page."""
-        self.recoverer.turn(self.board, self.redis, self.rejected)  # type: ignore[arg-type]
-        self.doubt(self.recoverer.take_unsure())
+        self.doubt(self.recoverer.turn(self.board, self.redis, self.rejected))  # type: ignore[arg-type]
 
     def turn(self) -> None:
         """All of a turn."""

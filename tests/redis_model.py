@@ -15,8 +15,7 @@ from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.leader.entries import NO_MARKS, NO_NEW_ENTRIES, NewEntries, PeekedEntry
-from usher.master.leader.leader_scripts import Freed, ParkedPage, TakenPage
-from usher.master.leader.losses import LossBook
+from usher.master.leader.leader_scripts import Freed, LossBook, ParkedPage, TakenPage
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TicketPlan
 

@@ -303,7 +303,6 @@ def test_what_runs_at_night_only_is_there() -> None:
 
 #: Scripts that read entries and count no bytes, and why they need not.
 _READS_LITTLE = {
-    "hand_over": "what a notification brought",
     "send_delayed": "what due_delayed named",
     "dead_letter": "one entry; those behind it are read only where nothing is left of them",
 }
@@ -312,7 +311,6 @@ _READS_LITTLE = {
 @pytest.mark.parametrize("name", _SCRIPTS)
 def test_a_script_that_reads_entries_is_bounded_by_bytes(name: str) -> None:
     reads = any(word in _SCRIPTS[name] for word in ("'XRANGE'", "'XREVRANGE'", "body_of(", "read_letter("))
-    assert not reads or re.search(r"--- @include .*\bbodies\b", _SCRIPTS[name]) or name in _READS_LITTLE
     assert "has_room()" in _SCRIPTS[name] or "each_entry(" in _SCRIPTS[name] or name in _READS_LITTLE or not reads
 
 

@@ -20,7 +20,7 @@ _MODULES = {
     "master": {
         "usher.master.leader.limits": ("BATCH", "TICKET_WINDOW", "READ_AHEAD", "RECONCILE_S", "SWEEP_S"),
         "usher.master.operations.trimming": ("TRIM_S",),
-        "usher.master.assembly.leader_services": ("HEALTH_S",),
+        "usher.master.assembly.program": ("HEALTH_S",),
     },
     "audit": {"usher.master.audit.findings": ("SETTLE_S",)},
     "consumer": {"usher.consumer.incarnation": ("FLUSH_S", "RETRY_CAP_S")},

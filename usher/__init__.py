@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 #: Modules, and the public names that each defines.
 _DEFINED = {
     "usher.common.base.errors": "Behind CallTimeout Failed GiveUp Invalid PartialFailure RetryLater UsherError",
+    "usher.common.cli.send": "redis_url",
     "usher.common.outbox.log_consumer": "LogConsumer LogLost Record",
     "usher.common.outbox.store": "LogRecord write_all_to_outbox write_to_outbox",
     "usher.common.protocol.message": "EntryView",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from usher.common.base.errors import PartialFailure as PartialFailure
     from usher.common.base.errors import RetryLater as RetryLater
     from usher.common.base.errors import UsherError as UsherError
+    from usher.common.cli.send import redis_url as redis_url
     from usher.common.outbox.log_consumer import LogConsumer as LogConsumer
     from usher.common.outbox.log_consumer import LogLost as LogLost
     from usher.common.outbox.log_consumer import Record as Record

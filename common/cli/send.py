@@ -81,7 +81,7 @@ def numbered(messages: Iterable[Outgoing], name: str) -> Iterator[Outgoing]:
         yield Outgoing(message.ticket_id, {**message.fields, "uid": f"{name}-{number}"})
 
 
-class CsvSource:
+class CsvSource(contextlib.AbstractContextManager["CsvSource"]):
     """A CSV file whose rows are messages: column ``key`` names the ticket, every column becomes a field.
 
     ``path`` may be ``-`` for standard input; gzip is recognised by its first bytes. Text is UTF-8; other bytes travel
@@ -96,27 +96,17 @@ class CsvSource:
         self._raw = self._opened(path)
         self._lines = self._rows()
         try:
-            self._header = self._read_header(ticket_field)
+            self.columns = self._read_header(ticket_field)
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
 
-    @property
-    def columns(self) -> list[str]:
-        return list(self._header)
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._raw is not getattr(sys.stdin, "buffer", None):
             self._raw.close()
 
-    def __enter__(self) -> CsvSource:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __iter__(self) -> Iterator[Outgoing]:
-        header, place = self._header, self._header.index(self._key)
+        header, place = self.columns, self.columns.index(self._key)
         others = [(index, _raw(name)) for index, name in enumerate(header) if name != self._ticket_field]
         for row in self._guarded():
             if not row:
@@ -142,12 +132,10 @@ class CsvSource:
             raise self._wrong(f"column {self._key!r} {told.get(wrong.reason, wrong.reason)}") from None
 
     def _opened(self, path: str) -> io.BufferedReader:
-        if path == "-" and sys.stdin is None:
-            raise StartRefused("--csv: standard input is closed")
-        if path == "-":
-            return cast(io.BufferedReader, sys.stdin.buffer)
         try:
-            return Path(path).open("rb")
+            return cast(io.BufferedReader, sys.stdin.buffer) if path == "-" else Path(path).open("rb")
+        except AttributeError:
+            raise StartRefused("--csv: standard input is closed") from None
         except OSError as problem:
             raise StartRefused(f"--csv: {path} cannot be read: {problem.strerror}") from problem
 
@@ -272,6 +260,12 @@ def paced(
         yield batch
         while rate and (due := int((clock() - started) * rate) + 1 - taken) < 1:
             sleep(min(_LONGEST_NAP_S, max(_SHORTEST_NAP_S, started + taken / rate - clock())))
+
+
+def redis_url(**settings: str) -> str:
+    """Return the URL of the Redis that commands use: the one that is set, else that of `usher run` or `usher up` on
+    this machine. Raises StartRefused."""
+    return resolve_redis_url(load(CommonSettings, os.environ, settings))
 
 
 @click.command()

@@ -7,6 +7,7 @@ together. ``{S}:G:`` is the prefix, ``S`` the stream, ``G`` the group; a stream 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -54,10 +55,11 @@ class _Key:
         self.__doc__, self._name = said, name
 
     def __set_name__(self, kind: type, name: str) -> None:
-        self._name = self._name or name
+        self._name, self._attribute = self._name or name, name
 
     def __get__(self, keys: Any, kind: type) -> str:
-        return f"{keys.prefix}{self._name}"
+        vars(keys)[self._attribute] = made = f"{keys.prefix}{self._name}"  # found there from now on
+        return made
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Keys:
     stream: str
     group: str
 
-    @property
+    @functools.cached_property
     def prefix(self) -> str:
         return f"{_tagged(self.stream)}:{self.group}:"
 

@@ -5,6 +5,7 @@ A record is one JSON object of columns, so that a batch of 1,000 costs one encod
 consumer's clock); ``consumer`` is the incarnation, ``handler`` its USHER_HANDLER. The column ``outcomes`` is present if
 not all are ``done`` (ack.lua adds it if it refuses some); an execution that ended with its process is ``crashed``, and
 its end is 0. ``into`` is there if runs absorbed messages: for each of these the id of the run, for others "".
+``interrupted`` is there if somebody interrupted one: true or false for each.
 Where messages have tenants, ``tenant`` is a column of places in the list ``tenants``; where they have
 priorities, ``priority`` is one.
 """
@@ -40,6 +41,7 @@ class RunRecord(NamedTuple):
     outcome: str = DONE
     error: str = ""
     into: str = ""
+    interrupted: bool = False
 
 
 class Ran(NamedTuple):
@@ -75,6 +77,8 @@ def encode(
         record["outcomes"] = outcomes
     if into:
         record["into"] = [into.get(e.stream_id, b"").decode() for e in executed]
+    if any(marked := [e.interrupted for e in executed]):
+        record["interrupted"] = marked
     if by.handler:
         record["handler"] = by.handler
     if not by.marks.is_empty:
@@ -93,11 +97,12 @@ def decode(record: bytes) -> Iterator[RunRecord]:
     names = ("ids", "tickets", "fences", "attempts", "start_us", "end_us")
     outcomes = columns.get("outcomes") or [DONE] * len(columns["ids"])
     runs = columns.get("into") or [""] * len(columns["ids"])
-    for entry_id, ticket, fence, attempt, start_us, end_us, outcome, into in zip(
-        *(columns[name] for name in names), outcomes, runs, strict=True
+    marks = columns.get("interrupted") or [False] * len(columns["ids"])
+    for entry_id, ticket, fence, attempt, start_us, end_us, outcome, into, mark in zip(
+        *(columns[name] for name in names), outcomes, runs, marks, strict=True
     ):
-        outcome = MERGED if into else outcome
-        yield RunRecord(columns["consumer"], ticket, entry_id, fence, attempt, start_us, end_us, outcome, into=into)
+        times = fence, attempt, start_us, end_us
+        yield RunRecord(columns["consumer"], ticket, entry_id, *times, MERGED if into else outcome, "", into, mark)
 
 
 def encode_kept(consumer: str, run: Any, outcome: str, error: str = "") -> bytes:

@@ -36,6 +36,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from usher.common.base.backoff import backoff_s
@@ -194,11 +195,7 @@ class ReliableStream:
 
         With ``remove`` the entries leave the stream too, unless another group or a log consumer reads it.
         """
-        if not ids:
-            return []
-        keys = (self._keys.stream, self._keys.attempts, self._log_keys.checkpoints, self._log_keys.groups)
-        args = (self._keys.group, self.reader, "1" if remove else "", *ids)
-        return _confirmed(ids, self._scripts.run("stream_ack", keys, args))
+        return self._own("ack", [(one,) for one in ids], remove=remove)[0]
 
     def move_to_dead_letters(
         self,
@@ -212,35 +209,36 @@ class ReliableStream:
 
         Returns the ids for which letters were written; the others are not, or no longer, this reader's.
         """
-        args: list[Arg] = []
-        for message in messages:
-            error = (errors or {}).get(message.stream_id, "")
-            args += (message.stream_id, reason, error, message.attempt, message.first_ms, message.last_ms)
-        keys, of_log = self._keys, self._log_keys
-        script_keys = (keys.stream, keys.dead, keys.attempts, of_log.checkpoints, of_log.groups, keys.letters)
-        head = (self._keys.group, self.reader, "1" if remove else "")
-        replies: list[int] = []
-        while len(replies) < len(messages):  # a call does not bury all where they are large
-            replies += self._scripts.run("stream_bury", script_keys, (*head, *args[6 * len(replies) :]))
-        return _confirmed([message.stream_id for message in messages], replies)
+        errors = errors or {}
+        each = [
+            (one.stream_id, reason, errors.get(one.stream_id, ""), one.attempt, one.first_ms, one.last_ms)
+            for one in messages
+        ]
+        return self._own("bury", each, remove=remove)[0]
 
     def charge(self, attempts: Mapping[bytes, int]) -> list[bytes]:
-        args: list[Arg] = [self._keys.group, self.reader, *(part for pair in attempts.items() for part in pair)]
-        keys = (self._keys.stream, self._keys.attempts)
-        return list(self._scripts.run("stream_charge", keys, args)) if attempts else []
+        return self._own("charge", [*attempts.items()])[1]
 
     def touch(self, ids: Iterable[bytes]) -> list[bytes]:
         """Mark these as being worked on: not idle. Returns ids that are no longer this reader's."""
-        return self._pass(self.reader, 0, ids)
+        return self._own("pass", [(one,) for one in ids], self.reader)[1]
 
     def give_back(self, ids: Iterable[bytes], suspect: bool = False) -> list[bytes]:
         """Give these back: other readers may take them at once; a suspect stays one. Returns ids that were not this
         reader's."""
-        return self._pass(SUSPECT if suspect else RETURNED, _AT_ONCE_MS, ids)
+        return self._own("pass", [(one,) for one in ids], SUSPECT if suspect else RETURNED, _AT_ONCE_MS)[1]
 
-    def _pass(self, to: str, idle_ms: int, ids: Iterable[bytes]) -> list[bytes]:
-        args: list[Arg] = [self._keys.group, self.reader, to, idle_ms, *ids]
-        return list(self._scripts.run("stream_pass", (self._keys.stream,), args)) if len(args) > 4 else []
+    def _own(
+        self, what: str, each: Sequence[tuple[Any, ...]], to: str = "", idle_ms: int = 0, remove: bool = False
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Do this to entries, named first in each tuple. Return the ids of this reader's, and the others."""
+        keys, of_log, replies = self._keys, self._log_keys, list[int]()
+        script_keys = (keys.stream, keys.dead, keys.attempts, of_log.checkpoints, of_log.groups, keys.letters)
+        head = (keys.group, self.reader, what, "1" if remove else to, idle_ms)
+        while len(replies) < len(each):  # a call does not bury all where they are large
+            replies += self._scripts.run("stream_own", script_keys, (*head, *chain.from_iterable(each[len(replies) :])))
+        told = [(one[0], is_own) for one, is_own in zip(each, replies, strict=True)]
+        return [one for one, is_own in told if is_own], [one for one, is_own in told if not is_own]
 
     def leave(self) -> bool:
         """Take this reader's name out of the group; False while something is pending for it."""
@@ -275,10 +273,6 @@ def goes_on_at(saved: GroupPosition | None, seen: bytes, span: Span | None) -> b
         else min(saved.delivered, before(saved.oldest_pending), key=rank)
     )
     return reached if rank(reached) <= rank(span.last_generated) else ZERO
-
-
-def _confirmed(ids: Sequence[bytes], replies: Sequence[int]) -> list[bytes]:
-    return [entry_id for entry_id, reply in zip(ids, replies, strict=True) if reply]
 
 
 def _failures(entry_id: bytes, noted: bytes) -> int:

@@ -28,7 +28,7 @@ from usher.common.protocol.sources import is_pattern
 from usher.common.redis.scripts import source
 
 _CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER|CREATE|SETID|USAGE)')?")
-_TABLE = re.compile(r"command = \{'(\w+)'")
+_TABLE = re.compile(r"(?:command = \{|each_entry\()'(\w+)'")
 _ENDS_WORD = re.compile(r"[\s\x00-\x1f\x7f\"'()]")
 #: Commands of every connection, of a start, and of the doctor (common/doctor/collector.py).
 _CONNECT = ("client|setname", "select", "ping", "info", "cluster|slots", "acl|whoami", "acl|dryrun")
@@ -205,13 +205,13 @@ def _words(text: str) -> tuple[str, ...]:
 
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
 _MASTER = _words(
-    "begin read_parked reject note_cut take_back free_tickets sweep save_position recount_letters count_letters "
-    "note_behind note_chart revoke reap forget_attempts elect resign "
-    "next_generation register redrive drop_letters read_letters count_between trim change_rules "
-    "order ticket_entries find_entries find_runs send read_field read_fields "
+    "begin reject note_cut take_back free_tickets sweep save_position recount_letters count_letters "
+    "note_behind note_chart drain deregister forget_attempts elect resign "
+    "next_generation register redrive drop_letters read_letters trim change_rules "
+    "order find_entries send read_fields "
     "due_delayed send_delayed move_delayed drop_delayed read_delayed"
 )
-_AUDITOR = ("count_between", "find_entries", "find_runs", "look_again", "read_field", "read_letters")
+_AUDITOR = ("find_entries", "look_again", "read_fields", "read_letters")
 _GATHERING = ("gather", "look_at_sources")
 _MASTER_SENDS = _words(
     "xread xreadgroup xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers xgroup|create "

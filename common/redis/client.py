@@ -220,6 +220,7 @@ class Link:
         self._unsent = 0  # bytes of a large command that had not arrived at the last look
         self._owed = 0  # replies under way; an aborted call leaves some, and then the next call reconnects
         self.connections = 0
+        self._run = (0, "")  # number of a connection, and the run id of its server
         self.lasted_s = 0.0
         self._begin(url, name, timeout_s)
 
@@ -301,6 +302,17 @@ class Link:
         """The socket, which becomes readable when the reply to ``ask`` comes."""
         sock: socket.socket = socket_of(self._connection)
         return sock
+
+    @property
+    def server_run(self) -> str:
+        """The run id of the server, asked once for each connection; empty where Redis does not tell. Raises the errors
+        of ``call``."""
+        self._connected()
+        if self._run[0] != self.connections:
+            [told] = self.pipeline([("INFO", "server")])
+            run_id = "" if isinstance(told, Exception) else info_lines(told).get("run_id", "")
+            self._run = (self.connections, run_id)
+        return self._run[1]
 
     @property
     def is_waiting(self) -> bool:

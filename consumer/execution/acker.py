@@ -28,7 +28,7 @@ from usher.common.protocol.run_log import DONE, FAILURES, RETRY_LATER, Ran, enco
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import HandOver
 from usher.common.runtime.service import Service
-from usher.consumer.execution.lanes import Lanes, MessageLane
+from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.execution.outages import Outages
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.message import Message, Told, answers_of
@@ -85,7 +85,7 @@ class GivenUp(NamedTuple):
     """A message on its way to the dead letters. ``lane`` is held until it is written. ``in_doubt``: it may be written
     already; the answer was lost."""
 
-    lane: MessageLane
+    lane: Lane
     message: Message
     letter: Letter
     in_doubt: bool = False
@@ -156,9 +156,9 @@ class Acker(Service):
         self._finished.append(item)
         if self._asked:
             self._write_now.set()
-        if item.lane is not None and not self._lanes.has_ready:  # nothing goes on before this is written
+        if item.lane is not None and not self._lanes.ready:  # nothing goes on before this is written
             # Not while lanes wait for a time and nobody else is there to run them: Redis may stand still.
-            if here and (self._lanes.has_idle or not self._lanes.board.waiting) and self._write_here():
+            if here and (self._lanes.has_idle or not self._lanes.waiting) and self._write_here():
                 return
             self._write_now.set()
             if self._trouble:  # it may pause after a turn that failed
@@ -202,14 +202,14 @@ class Acker(Service):
         self._write_now.set()
         self.wake()
 
-    def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
+    def give_up(self, lane: Lane, message: Message, bury: Bury) -> None:
         """Have a message become a dead letter; its lane is held. If its ticket does not simply go on, what is queued of
         it is not ours from now on: the script takes it back, and it may be handed to us again before we have seen the
         answer."""
         policy = SKIP if bury.reason in _GOES_ON else self.policy
         if policy != SKIP:
             with self._lanes.lock:
-                self._lanes.board.close_fence(message.ticket, message.fence, message.stream_id)
+                self._lanes.close_fence(message.ticket, message.fence, message.stream_id)
         letter = Letter(
             message.ticket,
             message.stream_id,
@@ -230,10 +230,10 @@ class Acker(Service):
         self._write_now.set()
         self.wake()
 
-    def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None:
+    def put_off(self, lane: Lane, message: Message, due_s: float) -> None:
         """Have a message wait until then, and with it its ticket; its lane is held. The ticket is given back."""
         with self._lanes.lock:
-            ids = self._lanes.board.close_fence(message.ticket, message.fence, message.stream_id)
+            ids = self._lanes.close_fence(message.ticket, message.fence, message.stream_id)
         self._to_give_back.append(GiveBack(message.ticket, message.fence, ids, due_s, lane))
         self.wake()
 
@@ -247,11 +247,20 @@ class Acker(Service):
         Report what is over of all of them: it may ask because it has not heard of that."""
         tickets = [*tickets]
         with self._lanes.lock:
-            over = [(ticket, fence, self._lanes.board.over(ticket, ids)) for ticket, fence, ids in tickets]
-            closed = self._lanes.board.close_unstarted(tickets)
+            over = [(ticket, fence, self._lanes.over(ticket, ids)) for ticket, fence, ids in tickets]
+            closed = self._lanes.close_unstarted(tickets)
         self._to_give_back += [GiveBack(ticket, fence, ids) for ticket, fence, ids in closed]
         self._reporter.add(over)
         self.wake()
+
+    def give_all_back(self) -> int:
+        """Give back every ticket of which nothing runs, with the time at which it is due, if it waits: this incarnation
+        ends. Return how many there are."""
+        with self._lanes.lock:
+            closed = self._lanes.close_quiet()
+        self._to_give_back += [GiveBack(*one) for one in closed]
+        self.wake()
+        return len(closed)
 
     def hurry(self) -> None:
         """Write everything at once from now on, without waiting for more to finish: this incarnation ends."""
@@ -399,12 +408,12 @@ class Acker(Service):
         self._asked.difference_update(ids if self._asked else ())
         self.counts.done([item for item in batch if item.stream_id not in into] if into else batch, len(into))
         with self._lanes.lock:
-            self._lanes.board.done(ids)
+            self._lanes.done(ids)
         self.acknowledged += len(ids)
         self.on_progress()
         held = [item.lane for item in batch if item.lane is not None]
         if held:
-            self._lanes.resume(held, self._is_here)
+            self._lanes.resume(*held, here=self._is_here)
         done: dict[bytes, Item] = {}
         for item in batch:
             if (known := done.get(item.ticket)) is None:
@@ -426,10 +435,10 @@ class Acker(Service):
             left -= len(given)
             with self._lanes.lock:
                 for item in given:
-                    self._lanes.board.confirm_closed(item.ticket, item.fence)
+                    self._lanes.confirm_closed(item.ticket, item.fence)
                     self._to_give_back.popleft()
             if held := [item.lane for item in given if item.lane is not None]:
-                self._lanes.resume(held)
+                self._lanes.resume(*held)
         return None
 
     def _next_letters(self, most: int) -> list[GivenUp]:
@@ -464,12 +473,12 @@ class Acker(Service):
         message, policy = item.message, item.letter.policy
         with self._lanes.lock:
             if policy != SKIP:
-                self._lanes.board.confirm_closed(message.ticket, message.fence)
+                self._lanes.confirm_closed(message.ticket, message.fence)
             else:
-                self._lanes.board.done([message.stream_id])
+                self._lanes.done([message.stream_id])
                 if answer is Buried.STALE:
-                    self._lanes.board.forget(message.ticket, message.fence)
-        self._lanes.resume([item.lane])
+                    self._lanes.forget(message.ticket, message.fence)
+        self._lanes.resume(item.lane)
         # The call before, whose answer was lost, wrote it, and its ticket has gone on since.
         was_written = item.in_doubt and answer in (Buried.GONE, Buried.STALE)
         if was_written or answer in (Buried.OK, Buried.HALTED):

@@ -13,7 +13,7 @@ from typing import Any, cast
 from usher.common.base.clock import now_s, run_us
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.lanes import Ended, MessageLane
+from usher.consumer.execution.lanes import Ended, Lane
 from usher.consumer.handlers.loader import check_ran
 from usher.consumer.handlers.message import Message
 
@@ -55,7 +55,7 @@ class LaneWorker(Service):
             lanes.release(*ended)
         return 0.02
 
-    def _run(self, lane: MessageLane) -> Ended | None:
+    def _run(self, lane: Lane) -> Ended | None:
         """Run a slice of the lane. Return None when the lane is not ours any more, and another part decides when it
         goes on."""
         executor, handle, clock, queue = self._executor, self._handle, run_us, lane.queue
@@ -194,9 +194,6 @@ class AsyncPool(Service):
         loop = self._event_loop
         assert loop is not None
         self._rung = False  # before the look: a lane that is added after it rings again
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if self._ends():
             return
         try:
@@ -209,7 +206,11 @@ class AsyncPool(Service):
             if self._free:
                 due_s = self._due_s()
                 wait_s = _LONGEST_WAIT_S if due_s is None else min(_LONGEST_WAIT_S, max(0.0, due_s - now_s()))
-                self._timer = loop.call_later(wait_s, self._fill, context=self._context)
+                now = loop.time()
+                if self._timer is None or not now < self._timer.when() <= now + wait_s:  # it is over, or too late
+                    if self._timer is not None:
+                        self._timer.cancel()
+                    self._timer = loop.call_later(wait_s, self._fill, context=self._context)
         except BaseException as problem:
             self._executor.broken(problem)
             raise
@@ -228,18 +229,21 @@ class AsyncPool(Service):
                 self._executor.broken(asyncio.CancelledError("the task of a lane was cancelled"))
         elif (problem := task.exception()) is not None:
             self._executor.broken(problem)  # an error of ours, not of the handler; the lane is lost
-        self._fill()
+        if not self._rung:  # one look for all that end in this turn of the loop
+            self._rung = True
+            task.get_loop().call_soon(self._fill, context=self._context)
 
-    async def _run(self, lane: MessageLane, call: Call) -> None:
+    async def _run(self, lane: Lane, call: Call) -> None:
         began_ns = time.monotonic_ns()
         count = await self._slice(lane, call)
-        # A cancellation that a handler asked for as it ended arrives here. The pause also keeps the loop from spinning
-        # while the lease may have ended.
-        await self._pause(0.0 if self._executor.lease.may_start() else 0.02)
+        if not self._executor.lease.may_start():
+            await self._pause(0.02)  # or the loop would spin
+        elif cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
+            await self._pause(0.0)  # a cancellation that the handler asked for as it ended arrives here
         if count is not None:
             self._executor.lanes.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)
 
-    async def _slice(self, lane: MessageLane, call: Call) -> int | None:
+    async def _slice(self, lane: Lane, call: Call) -> int | None:
         """Run messages of the lane. Return how many ended; None when the lane is not ours any more, and another part
         decides when it goes on."""
         executor, task, count = self._executor, cast("asyncio.Task[None]", asyncio.current_task()), 0

@@ -19,7 +19,7 @@ from usher.common.base.clock import now_s, run_us
 from usher.common.runtime.service import Service
 from usher.consumer.execution.async_pool import AsyncPool, Call
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.lanes import MessageLane
+from usher.consumer.execution.lanes import Lane
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message
@@ -37,12 +37,12 @@ class BatchCollector:
         self._lanes, self._outages = executor.lanes, executor.outages
         self._line, self.news = threading.Lock(), threading.Event()
         self._batch = batch
-        self._taken: list[MessageLane] = []
+        self._taken: list[Lane] = []
         self._size = 0
         self._since_s = 0.0
-        self._alone: MessageLane | None = None  # one at a time: all other ready lanes stay where a drain finds them
+        self._alone: Lane | None = None  # one at a time: all other ready lanes stay where a drain finds them
 
-    def take(self, now: float) -> list[MessageLane] | None:
+    def take(self, now: float) -> list[Lane] | None:
         """Return the lanes of the next call if it can start now: it is full, has waited long enough, or is for a single
         message that goes alone. Otherwise return None. It never waits."""
         while self._alone is None and self._size < self._batch.most and (lane := self._lanes.take_now()) is not None:
@@ -56,7 +56,7 @@ class BatchCollector:
         lane, self._alone = self._alone, None
         return [lane] if lane is not None else None
 
-    def wait(self) -> list[MessageLane] | None:
+    def wait(self) -> list[Lane] | None:
         """Return the lanes of a call; None after a moment without any, and during a pause."""
         until_s = now_s() + _LONGEST_WAIT_S
         if not self._line.acquire(timeout=_LONGEST_WAIT_S):
@@ -80,14 +80,14 @@ class BatchCollector:
         full_s = self._since_s + self._batch.wait_s
         return full_s if due_s is None else min(full_s, due_s)
 
-    def _put(self, lane: MessageLane, now: float) -> None:
+    def _put(self, lane: Lane, now: float) -> None:
         if lane.early:
             with self._lanes.lock:
                 lane.merge_early()
         try:
             head = lane.queue[0]
         except IndexError:  # the ticket was forgotten at this moment
-            self._lanes.release(lane, 0, 0.0)
+            self._lanes.release(lane)
             return
         if self._outages.known and self._outages.concerns(head, now):
             head.alone = True  # its neighbours in a call would fail with it
@@ -103,9 +103,9 @@ class BatchCollector:
 class BatchCall:
     """A call of a batch handler: making it starts ``messages``, and ``end`` settles all of them."""
 
-    def __init__(self, executor: Executor, lanes: Sequence[MessageLane], batch: BatchOptions) -> None:
+    def __init__(self, executor: Executor, lanes: Sequence[Lane], batch: BatchOptions) -> None:
         self._executor = executor
-        self._parts: list[tuple[MessageLane, list[Message]]] = []
+        self._parts: list[tuple[Lane, list[Message]]] = []
         room = batch.most
         for lane in lanes:
             part = self._start(lane, min(batch.per_ticket, room)) if room else []
@@ -113,11 +113,11 @@ class BatchCall:
             if part:
                 self._parts.append((lane, part))
             elif part is not None:
-                executor.lanes.release(lane, 0, 0.0)
+                executor.lanes.release(lane)
         self.messages = [message for _, part in self._parts for message in part]
         self._start_us = run_us()
 
-    def _start(self, lane: MessageLane, most: int) -> list[Message] | None:
+    def _start(self, lane: Lane, most: int) -> list[Message] | None:
         """Start the lane's messages of this call, and return them; None when its first one is not started, and the lane
         is not ours any more."""
         part: list[Message] = []
@@ -127,7 +127,7 @@ class BatchCall:
                 break
             if part and goes_alone(message):  # one with a lower id came in front of the one that we looked at
                 with self._executor.lanes.lock:
-                    self._executor.lanes.board.requeue(lane, [message])
+                    self._executor.lanes.requeue(lane, [message])
                 break
             if not self._executor.admit(lane, message, run_us(), not part):
                 return None
@@ -144,9 +144,7 @@ class BatchCall:
         ):
             self._settle(lane, part, done, error, end_us)
 
-    def _settle(
-        self, lane: MessageLane, part: list[Message], done: int, error: BaseException | None, end_us: int
-    ) -> None:
+    def _settle(self, lane: Lane, part: list[Message], done: int, error: BaseException | None, end_us: int) -> None:
         executor = self._executor
         took_us = end_us - self._start_us
         held = False
@@ -167,7 +165,7 @@ class BatchCall:
         executor.raised(lane, part[done], error)
 
 
-def _next_goes_alone(lane: MessageLane) -> bool:
+def _next_goes_alone(lane: Lane) -> bool:
     try:
         return goes_alone(lane.queue[0])
     except IndexError:
@@ -211,7 +209,7 @@ class BatchWorker(Service):
     def interrupt(self) -> None:
         self._collector.news.set()
 
-    def _run(self, lanes: list[MessageLane]) -> None:
+    def _run(self, lanes: list[Lane]) -> None:
         call = BatchCall(self._executor, lanes, self._batch)
         self._collector.news.set()  # lanes that found no room are ready again
         if call.messages:
@@ -234,7 +232,7 @@ class AsyncBatchPool(AsyncPool):
         self._batch = batch
         self._gatherer = BatchCollector(executor, batch)
 
-    def _next_work(self) -> list[MessageLane] | None:
+    def _next_work(self) -> list[Lane] | None:
         return self._gatherer.take(now_s())
 
     def _due_s(self) -> float | None:

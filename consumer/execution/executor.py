@@ -26,7 +26,7 @@ from usher.common.protocol.run_log import CRASHED, FAILED, GAVE_UP, RETRY_LATER
 from usher.common.protocol.stream_id import rank
 from usher.common.runtime.fork_guard import leave
 from usher.consumer.execution.acker import Acker
-from usher.consumer.execution.lanes import SHORT_S, Lanes, MessageLane
+from usher.consumer.execution.lanes import SHORT_S, Lane, Lanes
 from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, GoOn, Outages, Sign, Wait, tells_of_connection
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
@@ -104,7 +104,7 @@ class Executor:
         self.late: list[tuple[float, Callable[[], object]]] = []  # what is to be done, and when
         #: Cancels the task that runs the message of this id. Of ``def`` handlers there is none.
         self.cancel_task: Callable[[bytes], None] = lambda stream_id: None
-        self.strict = strict
+        self.strict, self.all_wait_here = strict, False  # else what waits for long is given back
         self._limit_s = limit_s
         # Messages whose handlers run, by the identity of the message; kept only with a time limit.
         self.running: dict[int, Message] = {}
@@ -144,7 +144,7 @@ class Executor:
         """Return whether suspects run in child processes: better in company than never."""
         return self.refused_children < _MOST_REFUSED
 
-    def next_message(self, lane: MessageLane) -> Message | None:
+    def next_message(self, lane: Lane) -> Message | None:
         if lane.early:
             with self.lanes.lock:
                 lane.merge_early()
@@ -157,7 +157,7 @@ class Executor:
         except IndexError:  # the ticket was forgotten at this moment: another owner has it
             return None
 
-    def admit(self, lane: MessageLane, message: Message, start_us: int, is_first: bool = True) -> bool:
+    def admit(self, lane: Lane, message: Message, start_us: int, is_first: bool = True) -> bool:
         """Return whether the handler may be called now, at ``start_us``; if so, count and record its start. If not, the
         lane is not the runner's any more. ``is_first``: none of its ticket is in the call already, to be lost then."""
         if is_first and not message.plain and not self._may_start_here(lane, message):
@@ -187,17 +187,18 @@ class Executor:
         self.begin(message, start_us)
         return True
 
-    def admit_apart(self, lane: MessageLane, message: Message) -> bool:
+    def admit_apart(self, lane: Lane, message: Message) -> bool:
         if self._is_over(lane, message):
             return False
         self.cancelled.discard(message.stream_id)  # a former run, which had just ended
         self.begin(message, run_us(), APART)
         return True
 
-    def not_started(self, lane: MessageLane, message: Message, wait_s: float) -> None:
+    def not_started(self, lane: Lane, message: Message, wait_s: float) -> None:
         """Take the start back: its child process ended before it called the handler. The lane is not the runner's any
         more."""
         self._note_end(message)
+        self.besides.pop(message.stream_id, None)
         message.attempt -= 1
         self.lanes.retry(lane, message, self.clock() + wait_s)
 
@@ -211,7 +212,7 @@ class Executor:
         in_hand.set(message)
         self._note_start(message, start_us, *state)
 
-    def _may_start_here(self, lane: MessageLane, message: Message) -> bool:
+    def _may_start_here(self, lane: Lane, message: Message) -> bool:
         """Return whether a message with a past may start in this process; if not, give it up, or to a child process."""
         if self._is_over(lane, message):
             return False
@@ -220,10 +221,10 @@ class Executor:
             return False
         return True
 
-    def _is_over(self, lane: MessageLane, message: Message) -> bool:
+    def _is_over(self, lane: Lane, message: Message) -> bool:
         """Give the message up, and return True, if its body is gone, or its attempts are used up. A drain reads no
         bodies: what it has brought waits, and is given back."""
-        if message.stream_id in self.lanes.board.given_up:  # by now
+        if message.stream_id in self.lanes.given_up:  # by now
             message.failures = GIVEN_UP
         if message.body_is_gone and self.lanes.paused:
             self.lanes.retry(lane, message, now_s() + 1.0)
@@ -239,7 +240,7 @@ class Executor:
         self.bury(lane, message, decision)
         return True
 
-    def succeeded(self, lane: MessageLane, message: Message, start_us: int, end_us: int, here: bool = False) -> bool:
+    def succeeded(self, lane: Lane, message: Message, start_us: int, end_us: int, here: bool = False) -> bool:
         """Take the success of a handler that returned. Return True when the lane may go on, False when it is held until
         Redis has the acknowledgement. ``here``: this thread may wait for that, and takes a lane next."""
         self._note_end(message)
@@ -260,9 +261,7 @@ class Executor:
         return False
 
     def _end_absorbed(self, message: Message, end_us: int) -> None:
-        with self.lanes.lock:  # who absorbs from another thread has ended, or finds that the message has
-            beside = self.besides.pop(message.stream_id, Beside())
-        absorbed = beside.absorbed
+        absorbed = self._over(message).absorbed
         for one in absorbed:
             self._note_end(one)
             self.handled += 1
@@ -270,9 +269,14 @@ class Executor:
         if absorbed:
             self._acker.absorbed(message, absorbed)
 
-    def raised(
-        self, lane: MessageLane, message: Message, problem: BaseException, text: ErrorText | None = None
-    ) -> None:
+    def _over(self, message: Message) -> Beside:
+        """Return what its run had beside it."""
+        with self.lanes.lock:  # who absorbs from another thread has ended, or finds that the message has
+            beside = self.besides.pop(message.stream_id, None) or Beside()
+        message.interrupted = beside.cancelled.is_set()
+        return beside
+
+    def raised(self, lane: Lane, message: Message, problem: BaseException, text: ErrorText | None = None) -> None:
         """Try the message again in its place, or give it up: its handler raised, or its process ended. Either way the
         lane is not the runner's any more. ``text``: where that is not told by ``problem``."""
         self._note_end(message)
@@ -290,14 +294,15 @@ class Executor:
         else:
             message.failures += not (wait or isinstance(problem, RetryLater))
             message.survived()
-        if message.stream_id in self.lanes.board.given_up:
+        if message.stream_id in self.lanes.given_up:
             message.failures, wait = GIVEN_UP, None
         now = self.clock()
         decision = wait.due_s - now if wait else decide(problem, message.failures, self.policy, self.rng)
         end_us = run_us()
         noted = self._noted(message, text, at, end_us // 1000, wait)
         times = message.attempt, message.start_us, end_us
-        run = Finished(message.ticket, message.stream_id, message.fence, *times, flat=message.flat)
+        run = Finished(message.ticket, message.stream_id, message.fence, *times, message.flat, message.interrupted)
+        message.interrupted = False
         # Who only asks to be called later has no trouble, and may be one of very many.
         is_plain_wait = wait is None and isinstance(problem, RetryLater) and not has_cause(text.traceback)
         error = None if is_plain_wait or isinstance(decision, Bury) else noted
@@ -316,15 +321,14 @@ class Executor:
         ran_s = (run.end_us - run.start_us) / 1e6
         self._wait(lane, message, self.clock() + decision, wait, None if lane.apart or ran_s < SHORT_S else ran_s)
 
-    def _wait(
-        self, lane: MessageLane, message: Message, due_s: float, wait: Wait | None, ran_s: float | None = None
-    ) -> None:
-        if is_here := wait.is_here if wait else due_s - self.clock() < PUT_OFF_S:
+    def _wait(self, lane: Lane, message: Message, due_s: float, wait: Wait | None, ran_s: float | None = None) -> None:
+        is_here = self.all_wait_here or (wait.is_here if wait else due_s - self.clock() < PUT_OFF_S)
+        if is_here:
             self.lanes.retry(lane, message, due_s, ran_s)
         else:
             self.lanes.hold(lane, ran_s)
             self._acker.put_off(lane, message, due_s)
-        if wait is not None and not self.outages.waits(message, wait):
+        if wait is not None and not self.outages.waits(message, wait._replace(is_here=is_here)):
             if is_here:
                 self.lanes.let_go((message.ticket,))
             else:
@@ -355,7 +359,7 @@ class Executor:
         """Take messages that wait in the lane of ``message``, which runs, into its run, in order."""
         taken: list[Message] = []
         with self.lanes.lock:
-            beside, lane = self.beside(message), self.lanes.board.lanes.get(message.ticket)
+            beside, lane = self.beside(message), self.lanes.by_ticket.get(message.ticket)
             if lane is None or not (message.in_hand and _may_join(message) and self.lease.may_start()):
                 return []
             if lane.early:
@@ -399,11 +403,10 @@ class Executor:
             del self.lanes.awaited[wake]
         return None
 
-    def _of_all(self, lane: MessageLane, message: Message, problem: BaseException) -> BaseException:
+    def _of_all(self, lane: Lane, message: Message, problem: BaseException) -> BaseException:
         """Put back what the run had absorbed, and return the problem of its message: which one caused it shows when
         each is tried by itself."""
-        with self.lanes.lock:
-            beside = self.besides.pop(message.stream_id, Beside())
+        beside = self._over(message)
         is_interrupted = beside.cancelled.is_set() and isinstance(problem, asyncio.CancelledError)
         problem = GiveUp("interrupted") if is_interrupted else problem
         is_plain = is_interrupted or isinstance(problem, RetryLater) or not beside.absorbed
@@ -437,7 +440,7 @@ class Executor:
             error = error._replace(alike=wait.tickets, since_ms=wall_ms() - int(1000 * (self.clock() - wait.since_s)))
         return encode(error, text.traceback)
 
-    def requeue(self, lane: MessageLane, messages: Sequence[Message]) -> None:
+    def requeue(self, lane: Lane, messages: Sequence[Message]) -> None:
         """Put back messages that were started in one call with others, and must wait for an earlier one of their
         ticket. The lane stays the runner's."""
         for message in messages:
@@ -445,9 +448,9 @@ class Executor:
             self._note_end(message)
             self.running.pop(id(message), None)
         with self.lanes.lock:
-            self.lanes.board.requeue(lane, messages)
+            self.lanes.requeue(lane, messages)
 
-    def bury(self, lane: MessageLane, message: Message, decision: Bury) -> None:
+    def bury(self, lane: Lane, message: Message, decision: Bury) -> None:
         """Give the message up. Nothing more of its ticket starts before the dead letter is written: only success is
         pipelined."""
         self.lanes.hold(lane)

@@ -156,7 +156,7 @@ class InboxReader(Service):
 
     def _read_inbox(self, block_ms: int | None) -> None:
         with self._lanes.lock:
-            closed = self._lanes.board.closed_fences()  # before the inbox is read
+            closed = self._lanes.closed_fences()  # before the inbox is read
         count = fitting(_MOST_RECORDS, self._record_bytes, self._room())
         records, self._tried = self._ask(block_ms, count)
         if not records:
@@ -178,7 +178,7 @@ class InboxReader(Service):
         ]
         ids = _ids(parts)
         with self._lanes.lock:
-            unknown = set(self._lanes.board.unknown(ids))
+            unknown = set(self._lanes.unknown(ids))
         if len(unknown) == len(ids):
             return
         last = {one[0]: one for _, _, entries in parts for one in entries if one[0] in unknown}
@@ -242,9 +242,9 @@ class InboxReader(Service):
         if room > 0:
             return room
         with self._lanes.lock:
-            held = self._lanes.board.held_ids
+            held = self._lanes.held_ids
             self._heavy = {entry_id: size for entry_id, size in self._heavy.items() if entry_id in held}
-            is_idle = self._lanes.board.running < self.slots and not self._lanes.board.ready
+            is_idle = self._lanes.in_slots < self.slots and not self._lanes.ready
         return max(self.most_bytes - sum(self._heavy.values()), int(is_idle))
 
     def read_rest(self) -> None:
@@ -355,7 +355,7 @@ class InboxReader(Service):
     def _forget_closed(self, closed: list[tuple[bytes, int]]) -> None:
         if closed:
             with self._lanes.lock:
-                self._lanes.board.forget_closed(closed)
+                self._lanes.forget_closed(closed)
 
     def interrupt(self) -> None:
         self._link.interrupt()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import orjson
@@ -74,9 +73,8 @@ class Reporter(Service):
         self.stalls_after_s += masters.longest_s
         self._masters = masters
         self._incarnation = incarnation
-        self._items: deque[Item] = deque()
-        self._waiting: dict[bytes, int] = {}  # number of ids in _items, by ticket
-        self._size = 0  # number of ids in _items; _lock guards all three
+        self._items: dict[tuple[bytes, int], list[bytes]] = {}  # ids by ticket and fence
+        self._size = 0  # number of ids in _items; _lock guards both
         self._lock = threading.Lock()
         self._keeps_up = keeps_up
         self.retrying: Callable[[], int] = lambda: 0
@@ -158,48 +156,30 @@ class Reporter(Service):
         return max(self._not_before_s, self._last_s + pause_s) - now_s()
 
     def _count(self, items: Iterable[Item]) -> None:
-        waiting = self._waiting
-        for item in items:
-            ticket, size = item[0], len(item[2])
-            if not size:
-                continue
-            self._items.append(item)
-            self._size += size
-            waiting[ticket] = of_one = waiting.get(ticket, 0) + size
-            self._hurry = self._hurry or of_one >= self._enough_of_one
+        for ticket, fence, ids in items:
+            if ids:
+                of_one = self._items.setdefault((ticket, fence), [])
+                of_one += ids
+                self._size += len(ids)
+                self._hurry = self._hurry or len(of_one) >= self._enough_of_one
         self._hurry = self._hurry or self._size >= self.enough
 
     def _take(self) -> list[Item]:
         with self._lock:
-            if self._size <= MOST_IDS:
-                taken = list(self._items)
-                self._forget()
-                return taken
-            taken, room = [], MOST_IDS
-            while room:
-                ticket, fence, ids = self._items.popleft()
+            waiting, self._items, self._size, self._hurry = self._items, {}, 0, False
+            taken, room = list[Item](), MOST_IDS
+            for (ticket, fence), ids in waiting.items():
+                if room:
+                    taken.append((ticket, fence, ids[:room]))
                 if len(ids) > room:
-                    self._items.appendleft((ticket, fence, ids[room:]))
-                    ids = ids[:room]
-                taken.append((ticket, fence, ids))
-                room -= len(ids)
-                self._waiting[ticket] -= len(ids)
-                if not self._waiting[ticket]:
-                    del self._waiting[ticket]
-            self._size -= MOST_IDS
-            self._hurry = self._size >= self.enough or max(self._waiting.values()) >= self._enough_of_one
+                    self._count([(ticket, fence, ids[room:])])
+                room = max(0, room - len(ids))
         return taken
-
-    def _forget(self) -> None:
-        self._items.clear()
-        self._waiting.clear()
-        self._size, self._hurry = 0, False
 
     def _put_back(self, report: list[Item]) -> None:
         with self._lock:
-            items = [*report, *self._items]
-            self._forget()
-            self._count(items)
+            waiting, self._items, self._size = self._items, {}, 0
+            self._count([*report, *((*of, ids) for of, ids in waiting.items())])
 
     def _body(self, report: list[Item]) -> bytes:
         tickets = [

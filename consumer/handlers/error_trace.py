@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
+import site
 import sys
 import sysconfig
 import traceback
@@ -58,6 +59,12 @@ def own_line(trace: str) -> str:
     return f"{_shortened(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
+def is_users(path: str) -> bool:
+    """Return whether code is neither of Usher nor of Python, nor installed."""
+    ours, python, installed = _roots()
+    return not path.startswith((*ours, *python, *installed))
+
+
 def raised_at(raised: BaseException) -> str:
     """Return the same of an error, without the cost of its traceback as text."""
     calls = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(raised.__traceback__)]
@@ -74,7 +81,10 @@ def _roots() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     other."""
     paths = sysconfig.get_paths()
     ours = [str(Path(str(one.__file__)).parent) for one in (usher.common, usher.consumer)]
-    python, installed = (paths["stdlib"], paths["platstdlib"]), (paths["purelib"], paths["platlib"])
+    python, installed = (
+        (paths["stdlib"], paths["platstdlib"]),
+        (paths["purelib"], paths["platlib"], *site.getsitepackages()),
+    )
     return ("<", *_folders(*ours)), _folders(*python), _folders(*installed)
 
 

@@ -90,6 +90,7 @@ class Message(EntryView):
         "fence",
         "first_ms",
         "given",
+        "interrupted",
         "lane",
         "losses",
         "plain",
@@ -104,6 +105,7 @@ class Message(EntryView):
     is_rehearsal: ClassVar[bool] = False
     #: The executor of the handler that runs; None in a child process, and for handlers of batches.
     runner: ClassVar[Any] = None
+    cancelled_apart: ClassVar[threading.Event | None] = None  # of the run in a child process
     on_progress: ClassVar[Callable[[list[Message], Told], None]] = lambda some, told: None  # of each message_type
     answer: Told | None  # of this run; unset: none
     given: Any  # the result that this run has set, for callers of what is absorbed later; unset: none
@@ -128,6 +130,7 @@ class Message(EntryView):
         self.attempt, self.failures, self.crashes, self.losses = known
         self.plain = known is NEVER and flat is not None  # without a past: it may start at once
         self.slot = self.first_ms = 0  # the journal's slot; 0: none
+        self.interrupted = False
         self.alone = False  # it was in a call of several messages that failed as a whole: it runs alone next
         self.deadline: float | None = None
         self.lane: Any = None  # the held lane, when the next message must wait for this one's acknowledgement
@@ -177,7 +180,7 @@ class Message(EntryView):
     def cancelled(self) -> threading.Event:
         """Return the event that is set when somebody interrupts this run (``usher tickets interrupt``). An ``async
         def`` handler gets a CancelledError, too, once, at its next await. End by return, RetryLater or GiveUp."""
-        return self.runner.beside(self).cancelled if self.runner else threading.Event()
+        return self.runner.beside(self).cancelled if self.runner else self.cancelled_apart or threading.Event()
 
     @property
     def is_asked(self) -> bool:

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.isolation.process import (
     DONE,
     GAVE_UP,
+    INTERRUPT,
     INVALID,
     LATER,
     LEASE,
@@ -60,6 +62,54 @@ _LONGEST_WAIT_S = 10 * 365 * 86_400.0
 _LOOK_S, _LOOKS = 0.05, 3
 
 
+class HandlerCall:
+    """The way to call a handler on this thread as a consumer does, a batch handler with a list of one."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Future[Any] | None = None
+        self.interrupted = threading.Event()
+
+    def __call__(self, message: Message) -> BaseException | None:
+        """Return the error that the message fails with."""
+        handler, returned, raised = self._handler, None, None
+        try:
+            returned = handler.call([message] if handler.batch is not None else message)
+            returned = self.wait(returned) if handler.is_async else returned
+            if handler.batch is None and returned is not None:
+                check_ran(returned)
+                message.result(returned)
+        except BaseException as problem:  # sys.exit() too: in a consumer it does not end the thread either
+            is_interrupted = isinstance(problem, asyncio.CancelledError) and self.interrupted.is_set()
+            raised = GiveUp("interrupted") if is_interrupted else problem
+        if handler.batch is not None:
+            [(_, raised)] = judge([[message]], returned, raised)
+        return raised
+
+    def wait(self, awaited: Any) -> Any:
+        if self._event_loop is None:
+            self._event_loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._event_loop)
+        self._task = asyncio.ensure_future(awaited, loop=self._event_loop)
+        self._event_loop.call_soon(self._cancel)  # behind its beginning
+        return self._event_loop.run_until_complete(self._task)
+
+    def cancel(self) -> None:
+        """Interrupt the call, from another thread, where the next one begins only when this one is over."""
+        self.interrupted.set()
+        if self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self.interrupted.is_set() and self._task is not None:
+            self._task.cancel()
+
+    def close(self) -> None:
+        if self._event_loop is not None:
+            self._event_loop.close()
+
+
 class Slot(Service):
     """The only slot: it takes a message, runs the handler, and answers."""
 
@@ -72,12 +122,12 @@ class Slot(Service):
         super().__init__()
         self.pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()  # None: no more will come
         self._asker = asker
-        self._handler = handler
+        self.call = HandlerCall(handler)
+        make.cancelled_apart = self.call.interrupted
         self._make = make
         self._limit_s = limit_s
         self._lease = lease
         self.is_busy = False
-        self._event_loop: asyncio.AbstractEventLoop | None = None
 
     def run_once(self) -> float:
         piece = self.pieces.get()
@@ -90,8 +140,7 @@ class Slot(Service):
         return 0.0
 
     def on_end(self) -> None:
-        if self._event_loop is not None:
-            self._event_loop.close()
+        self.call.close()
 
     def _run(self, piece: Piece) -> CallResult:
         message = self._make(
@@ -105,34 +154,12 @@ class Slot(Service):
         answer(self._asker, {STARTS: True})
         began_s = time.monotonic()
         message.deadline = began_s + self._limit_s if self._limit_s else None
-        raised: BaseException | None = None
-        returned = None
-        try:
-            with ForkGuard():  # forked children must not answer, nor take the next order
-                returned = self._called(message)
-        except BaseException as problem:  # sys.exit() too: in a consumer it does not end the thread either
-            raised = _without_us(problem)
+        with ForkGuard():  # forked children must not answer, nor take the next order
+            raised = self.call(message)
         seconds = time.monotonic() - began_s
         message.slot = 0
-        if self._handler.batch is not None:
-            [(_, raised)] = judge([[message]], returned, raised)
         told = getattr(message, "answer", None) if raised is None else None
-        return replace(ended(raised, seconds), answer=told)
-
-    def _called(self, message: Message) -> Any:
-        handler = self._handler
-        given_to: Any = [message] if handler.batch is not None else message
-        if handler.is_async:
-            if self._event_loop is None:
-                self._event_loop = asyncio.new_event_loop()
-                asyncio.set_event_loop(self._event_loop)
-            returned = self._event_loop.run_until_complete(handler.call(given_to))
-        else:
-            returned = handler.call(given_to)
-        if handler.batch is None and returned is not None:
-            check_ran(returned)
-            message.result(returned)
-        return returned
+        return replace(ended(raised and _without_us(raised), seconds), answer=told)
 
 
 class LeaseEnd(Service):
@@ -272,7 +299,10 @@ def run(asked_by: int, where: int) -> None:
     for order in orders:
         if LEASE in order:
             lease.ends_s = order[LEASE]
+        elif INTERRUPT in order:
+            slot.call.cancel()
         else:
+            slot.call.interrupted.clear()
             slot.pieces.put(Piece.of(order))
     # Who asked has gone, and we were not told: a handler that changes its user clears PR_SET_PDEATHSIG.
     if slot.is_busy:

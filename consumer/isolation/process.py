@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -33,9 +32,9 @@ from usher.common.runtime.own_command import usher_command
 DONE, RAISED, LATER, GAVE_UP, INVALID = "done", "raised", "retry_later", "gave_up", "invalid"
 HUNG, DIED, NOT_RUN = "hung", "died", "not_run"
 
-#: The key of an order that only says when the lease ends, on the clock ``now_s``; of the answer that the handler is
-#: called next; and of one with a part of the result.
-LEASE, STARTS, PART = "lease_ends_s", "starts", "part"
+#: The key of an order that only says when the lease ends, on the clock ``now_s``, or that the run is interrupted; of
+#: the answer that the handler is called next; and of one with a part of the result.
+LEASE, INTERRUPT, STARTS, PART = "lease_ends_s", "interrupt", "starts", "part"
 #: The frame that calls the handler; the frames below it are ours.
 _OURS = re.compile(r'^ +File ".*[/\\]consumer[/\\]isolation[/\\]child\.py".*$', re.MULTILINE)
 
@@ -261,7 +260,7 @@ class Template:
                 self._process.wait()
 
 
-class HandlerProcess:
+class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
     """Runs a handler on one message after another. ``check`` is called again and again while it waits, and may raise;
     ``with`` ends the process. ``usual_limit_s``: the limit where none is set; ``template``: None for one of its own,
     whose handlers print to standard error."""
@@ -333,12 +332,7 @@ class HandlerProcess:
         except OSError:  # it has gone, or does not read
             return False
 
-    def __enter__(self) -> HandlerProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.end(gently=kind is None)
 
     def end(self, gently: bool) -> None:

@@ -31,13 +31,14 @@ from usher.common.protocol.attempts import CUT_OFF, RAN_PAST
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
 from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
-from usher.consumer.execution.lanes import MessageLane
+from usher.consumer.execution.lanes import Lane
 from usher.consumer.handlers.message import Message
 from usher.consumer.isolation.process import (
     DIED,
     DONE,
     GAVE_UP,
     HUNG,
+    INTERRUPT,
     INVALID,
     LATER,
     LEASE,
@@ -97,6 +98,7 @@ class SuspectWorker(Service):
         self._child: HandlerProcess | None = None
         self._runs = b""  # the message that the child runs
         self._told_s = 0.0  # the end of the lease, as the child knows it
+        self._is_told = False  # it knows that its run is interrupted
 
     def run_once(self) -> float:
         lanes = self._executor.lanes
@@ -132,11 +134,11 @@ class SuspectWorker(Service):
             event(log, "handler_process_ended", level=logging.WARNING, what=note)
         child.notes.clear()
 
-    def _run(self, lane: MessageLane) -> None:
+    def _run(self, lane: Lane) -> None:
         executor = self._executor
         message = executor.next_message(lane)
         if message is None:
-            executor.lanes.release(lane, 0, 0.0)
+            executor.lanes.release(lane)
             return
         child = self._begun(needs_fresh_process(message.known, executor.policy.max_attempts))
         is_ready = child is not None and (not is_unseen(message.known) or self._note_ahead(message))
@@ -149,7 +151,7 @@ class SuspectWorker(Service):
             return
         event(log, "suspect_isolated", **message.facts(), crashes=message.crashes, losses=message.losses)
         is_fresh, began_ns = child.is_fresh, time.monotonic_ns()
-        self._runs = message.stream_id
+        self._runs, self._is_told = message.stream_id, False
         try:
             known = message.attempt - 1, message.failures, message.crashes, message.losses
             child.on_part = partial(type(message).on_progress, [message])
@@ -171,7 +173,7 @@ class SuspectWorker(Service):
             message.answer = from_wire(result.answer)
             end_us = message.start_us + (time.monotonic_ns() - began_ns) // 1000
             if executor.succeeded(lane, message, message.start_us, end_us):
-                executor.lanes.release(lane, 0, 0.0)
+                executor.lanes.release(lane)
             return
         problem, text = _problem_of(result, is_fresh)
         executor.raised(lane, message, problem, text)
@@ -202,11 +204,15 @@ class SuspectWorker(Service):
         event(log, "suspect_not_isolated", level=logging.ERROR, why=why, runs_here=runs_here)
 
     def _check(self) -> None:
-        """Tell the child when the lease was renewed. Called again and again while it runs. Raises _StopAsked."""
+        """Tell the child when the lease was renewed, and of an interruption. Called again and again while it runs.
+        Raises _StopAsked."""
         if self.stopping:
             raise _StopAsked
         if self._runs in self._executor.cancelled:
             raise _CancelAsked
+        beside = None if self._is_told else self._executor.besides.get(self._runs)
+        if beside is not None and beside.cancelled.is_set() and self._child is not None:
+            self._is_told = self._child.tell({INTERRUPT: True})
         ends_s = self._executor.lease.ends_s
         if ends_s != self._told_s and self._child is not None and self._child.tell({LEASE: ends_s}):
             self._told_s = ends_s

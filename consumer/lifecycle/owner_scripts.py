@@ -170,7 +170,7 @@ class OwnerScripts:
         return [one for one in map(decode_error, found[1::2]) if one and one.at_ms >= wall_ms() - _NEW_MS]
 
     def drain(self, lease_ms: int) -> None:
-        self._check(self._scripts.run("drain", (self._lease, self._keys.changed), (lease_ms, self._incarnation)))
+        self._check(self._scripts.run("drain", (self._lease, self._keys.changed), (self._incarnation, lease_ms)))
 
     def give_back(self, tickets: Iterable[GiveBack]) -> list[bool]:
         """Give tickets back to ``master`` of which nothing runs, and of which no message that ended waits to be

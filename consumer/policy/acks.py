@@ -41,6 +41,7 @@ class Finished(NamedTuple):
     start_us: int
     end_us: int
     flat: Sequence[bytes] = ()
+    interrupted: bool = False
 
 
 class FailedAttempt(NamedTuple):

@@ -7,7 +7,6 @@ says how the order ended; before the child kills or freezes itself, it says so, 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import importlib
@@ -15,9 +14,7 @@ import inspect
 import linecache
 import os
 import signal
-import site
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -28,12 +25,12 @@ from types import FrameType
 from typing import Any
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import GiveUp, RetryLater, readable
 from usher.common.protocol.attempts import Attempts
 from usher.common.runtime.fork_guard import end_with_parent
-from usher.consumer.handlers.loader import Handler, check_ran, load_handler
+from usher.consumer.handlers.error_trace import is_users
+from usher.consumer.handlers.loader import Handler, load_handler
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.policy.batches import judge
+from usher.consumer.isolation.child import HandlerCall, ended
 from usher.consumer.torture.scenarios import AFTER
 
 
@@ -65,24 +62,6 @@ class LineStops:
                 file, line = frame.f_code.co_filename, frame.f_lineno
                 self._act(f"{Path(file).name}:{line}: {linecache.getline(file, line).strip()[:80]}")
         return self._line
-
-
-@functools.cache
-def is_users(file: str) -> bool:
-    if file.startswith("<"):
-        return False
-    path = Path(file).resolve()
-    return not any(path.is_relative_to(folder) for folder in _others())
-
-
-@functools.cache
-def _others() -> tuple[Path, ...]:
-    paths = sysconfig.get_paths()
-    libraries = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    # Each folder by itself: in a checkout they are links to folders beside the user's.
-    own = [Path(__file__).resolve().parents[2] / name for name in ("common", "master", "consumer", "usher")]
-    places: list[str | Path] = [*libraries, *site.getsitepackages(), site.getusersitepackages(), *own]
-    return tuple(Path(place).resolve() for place in places)
 
 
 #: The range in which JSON integers travel as themselves.
@@ -204,7 +183,6 @@ class _ChildLoop:
     def __init__(self, stage: Connection, request: TortureRequest) -> None:
         self._stage = stage
         self._request = request
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> None:
         while True:
@@ -218,6 +196,10 @@ class _ChildLoop:
     @functools.cached_property
     def _handler(self) -> Handler:
         return load_handler(self._request.handler)
+
+    @functools.cached_property
+    def _call(self) -> HandlerCall:
+        return HandlerCall(self._handler)
 
     def _do_look(self, order: dict[str, Any]) -> dict[str, Any]:
         before = _descriptors()
@@ -241,7 +223,7 @@ class _ChildLoop:
         return {"ended": "well", "value": to_json_value(value), "is_total": not order["parameters"]}
 
     def _do_run(self, order: dict[str, Any]) -> dict[str, Any]:
-        handler = self._handler
+        call = self._call
         lease, before, absorbed = OwnLease(_LEASE_S, now_s()), order["attempt"] - 1, list[int]()
 
         class Given(Message):
@@ -274,7 +256,7 @@ class _ChildLoop:
             os.kill(os.getpid(), signal.SIGKILL if does == "kill" else signal.SIGSTOP)
             lease.end()  # a process that was stopped has slept for longer than its lease
 
-        source = inspect.unwrap(handler.call)
+        source = inspect.unwrap(self._handler.call)
         steps = LineStops(
             getattr(getattr(source, "__code__", None), "co_filename", ""),
             place if isinstance(place, int) else None,
@@ -282,54 +264,22 @@ class _ChildLoop:
         )
         if does and place == "before":
             act("the handler")
-        steps.call(lambda: self._handled(handler, message))
+        if (problem := steps.call(lambda: call(message))) is not None:
+            raise problem
         # This run may have had fewer lines than the undisturbed one.
         if does and (place == AFTER or (isinstance(place, int) and steps.count <= place)):
             act("the acknowledgement")
         return {"ended": "well", "lines": steps.count, "absorbed": absorbed}
 
-    def _handled(self, handler: Handler, message: Message) -> None:
-        """Call the handler as a consumer does, a batch handler with a list of one. Raises the error that the message
-        fails with."""
-        call = functools.partial(self._called, handler.call) if handler.is_async else handler.call
-        if handler.batch is None:
-            check_ran(call(message))
-            return
-        returned, raised = None, None
-        try:
-            returned = call([message])
-        except BaseException as problem:
-            raised = problem
-        [(_, error)] = judge([[message]], returned, raised)
-        if error is not None:
-            raise error
-
     def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
         result = function(*arguments)
-        if inspect.isawaitable(result):
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-            return self._loop.run_until_complete(_awaited(result))
-        return result
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
+        return self._call.wait(result) if inspect.isawaitable(result) else result
 
 
 def _raised(raised: BaseException) -> dict[str, Any]:
-    problem = readable(raised)
-    kind = "later" if isinstance(problem, RetryLater) else "given_up" if isinstance(problem, GiveUp) else "raised"
-    told = "".join(traceback.format_exception_only(problem)).strip().partition("\n")[0]
-    after_s = min(max(0.0, float(problem.after_s)), _LEASE_S) if isinstance(problem, RetryLater) else 0.0
-    details = "".join(traceback.format_exception(problem))[-4000:]
-    return {
-        "ended": kind,
-        "error": to_json_value(told[:500]),
-        "after_s": after_s,
-        "details": to_json_value(details),
-        "is_ours": isinstance(problem, TortureError),
-    }
+    told = ended(raised, 0.0)
+    answer = {"ended": told.how, "error": told.error[:500], "after_s": told.after_s, "details": told.traceback[-4000:]}
+    return answer | {"is_ours": isinstance(raised, TortureError)}
 
 
 def _descriptors() -> set[str]:

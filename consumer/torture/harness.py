@@ -4,6 +4,7 @@ without threads, because it forks."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import sys
@@ -17,10 +18,9 @@ from typing import Any
 import click
 
 from usher.common.base.clock import wall_ms
-from usher.common.protocol.keys import Keys
-from usher.common.redis.client import Link
 from usher.common.runtime.fork_guard import end_with_parent
 from usher.consumer.handlers.loader import load_handler
+from usher.consumer.isolation.process import GAVE_UP, INVALID, LATER
 from usher.consumer.torture.child import TortureChild, TortureRequest
 from usher.consumer.torture.findings import CaseFailure, Expected, ScenarioResult, explain, trouble_with_effect
 from usher.consumer.torture.scenarios import (
@@ -36,10 +36,10 @@ from usher.consumer.torture.scenarios import (
     places,
 )
 
-_STREAM = Keys("ticket_stream", "concurrency_stream_group").stream
 #: Most starts of a handler that raises, for one message; then the message would become a dead letter.
 _ATTEMPTS = 5
 _RETRIES_LATER = 50
+_OVER = ("well", "killed", "frozen", "died", "stuck", GAVE_UP, INVALID)
 _LONGEST_PAUSE_S = 0.5
 
 
@@ -63,11 +63,10 @@ class Case:
 class Harness:
     """The runner of the scenarios for one handler."""
 
-    def __init__(self, request: TortureRequest, link: Link) -> None:
+    def __init__(self, request: TortureRequest) -> None:
         self._request = request
-        self._link = link
         self._run = secrets.token_hex(3)
-        self._tickets = 0
+        self._tickets, self._entries = 0, itertools.count(1)
         self._fences = wall_ms() * 1024  # as the leader's: higher than those of any run before
         self._parameters = 0
         self._hold_s = 0.5
@@ -202,9 +201,9 @@ class Harness:
             order["behind"] = []  # what failed runs alone the next time
             story.merged.update(answer.get("absorbed", ()))
             ended = answer["ended"]
-            if is_stale or answer.get("is_ours") or ended in ("well", "killed", "frozen", "given_up", "died", "stuck"):
+            if is_stale or answer.get("is_ours") or ended in _OVER:
                 return answer
-            later += ended == "later"
+            later += ended == LATER
             if later > _RETRIES_LATER or attempt - later >= step.attempt + _ATTEMPTS - 1:
                 return answer | {"error": f"given up after {attempt} attempts: {answer['error']}"}
             attempt += 1
@@ -250,9 +249,8 @@ class Harness:
         if key not in story.entries:
             head = {"ticket_id": story.ticket, "uid": f"{story.ticket}-m{step.number}"}
             fields = head | dict(self._request.fields[step.number - 1])
-            entry_id = self._link.call("XADD", _STREAM, "*", *(part for pair in fields.items() for part in pair))
-            [(_, flat)] = self._link.call("XRANGE", _STREAM, entry_id, entry_id)
-            story.entries[key] = (entry_id.decode(), [part.decode("utf-8", "surrogateescape") for part in flat])
+            entry_id = f"{self._fences // 1024}-{next(self._entries)}"
+            story.entries[key] = (entry_id, [part for pair in fields.items() for part in pair])
         return story.entries[key]
 
 
@@ -281,8 +279,8 @@ def main(told_to: int) -> None:
     end_with_parent()
     sys.path.append(str(Path.cwd()))  # the folder of the handler's project
     os.set_inheritable(told_to, False)
-    with Connection(told_to) as told, contextlib.closing(Link(os.environ["USHER_REDIS_URL"], "usher:torture")) as link:
+    with Connection(told_to) as told:
         try:
-            told.send(Harness(told.recv(), link).tell_all(lambda *progress: told.send(progress)))
+            told.send(Harness(told.recv()).tell_all(lambda *progress: told.send(progress)))
         except HandlerUntestable as why:
             told.send(str(why))

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+from urllib.request import urlopen
 
 import click
 import orjson
@@ -31,6 +32,7 @@ from usher.common.base.text import info_lines
 from usher.common.cli.masters import living_consumers
 from usher.common.doctor.judgements import version_text
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import parse
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, free_port
@@ -342,9 +344,11 @@ def seconds_for(rig: Rig, last_id: bytes, first: bytes = b"0-0", held: int = 0) 
 
 def warm_up(rig: Rig, payload: int) -> None:
     """Send messages that are not measured, until all of them are done: to all consumers, by the same way as the
-    measured ones."""
+    measured ones. Ask each for its health, as a master does a few seconds after the start: that makes its page."""
     tickets = [b"%s-%d" % (WARM, number % 40) for number in range(200)]
     rig.wait_until_done(send_on_schedule(rig, tickets, b"x" * payload, 200.0), 60.0)
+    for stored in rig.link.call("HVALS", rig.keys.consumers):
+        urlopen(parse(b"", stored).health_url, timeout=60.0).close()
 
 
 def send_on_schedule(

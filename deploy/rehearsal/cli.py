@@ -396,9 +396,8 @@ class Candidates:
         found: list[bytes] = []
         floor, start, looked_at, ends_s = rank(span[0]), span[1].decode(), 0, now_s() + _SEARCH_S
         while True:
-            count, last, some, is_all = self._scripts.run(
-                "find_entries", (key,), (field, value, start, _ENTRIES_AT_ONCE)
-            )
+            args = ("XREVRANGE", start, "-", _ENTRIES_AT_ONCE, field, value)
+            count, last, some, is_all = self._scripts.run("find_entries", (key,), args)
             found += (one for one in some if rank(one) >= floor)
             looked_at += count
             self._on_page(what, looked_at)
@@ -452,9 +451,8 @@ class Candidates:
         for text, ids in missing.items():
             start = "+"
             while not ids <= found.keys():
-                count, last, records, is_all = self._scripts.run(
-                    "find_runs", (self._keys.runs,), (orjson.dumps(text), start, _RUNS_AT_ONCE)
-                )
+                args = ("XREVRANGE", start, "-", _RUNS_AT_ONCE, "batch", orjson.dumps(text), "part")
+                count, last, records, is_all = self._scripts.run("find_entries", (self._keys.runs,), args)
                 for run in (run for record in records for run in reversed(list(decode_runs(record)))):
                     if run.id.encode() in ids:
                         found.setdefault(run.id.encode(), run)
@@ -929,7 +927,7 @@ def _chosen(finder: Candidates, at: CommandContext, wanted: Wanted, given: dict[
     of_ticket = "" if given["ticket"] is None else f" AND ticket = {quoted([given['ticket']])}"
 
     def last_runs(ids: Sequence[bytes]) -> dict[bytes, RunRecord]:
-        names, of = ", ".join(RunRecord._fields[:-2]), f"id IN ({quoted(one.decode() for one in ids)})"
+        names, of = ", ".join(RunRecord._fields[:-3]), f"id IN ({quoted(one.decode() for one in ids)})"
         rows = runs.rows(names, of) if runs.last() else ()
         found = sorted(starmap(RunRecord, rows), key=lambda run: (run.fence, run.start_us))
         return {run.id.encode(): run for run in found}

@@ -31,7 +31,7 @@ from usher.common.sending.producer import Producer
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.batch_pool import BatchCall
 from usher.consumer.execution.executor import MOST_ABSORBED
-from usher.consumer.execution.lanes import MessageLane
+from usher.consumer.execution.lanes import Lane
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.loader import check_ran, handler_of, load_handler
 from usher.consumer.handlers.message import Message, OwnLease, message_type
@@ -119,7 +119,7 @@ class Call:
 
 
 class _KitAcker(Acker):
-    """An acker that notes each outcome, and has what is put off wait here, by the kit's clock."""
+    """An acker that notes each outcome."""
 
     note: Callable[[bytes, bytes, int, str], None]
 
@@ -132,12 +132,6 @@ class _KitAcker(Acker):
     def failed(self, item: FailedAttempt) -> None:
         self.note(item.run.ticket, item.run.stream_id, item.run.attempt, item.outcome)
         super().failed(item)
-
-    def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None:
-        self._lanes.wait(lane, message, due_s)
-
-    def go_on(self, tickets: Iterable[tuple[bytes, int]]) -> None:
-        self._lanes.let_go({ticket for ticket, _ in tickets})
 
 
 class _KitReporter(Reporter):
@@ -221,6 +215,7 @@ class Kit:
         cast(_KitReporter, consumer.reporter).post = self._dispatcher.post
         self._steps, self._lease_ms = consumer.steps("kit"), lease_ms
         self._links.append(self._steps.link)
+        self._executor.all_wait_here = True
         self._executor.clock, self._executor.rng = lambda: _FAR_S + self.now_s, _WholeBackoff()
 
     # ---- what a test says --------------------------------------------------------------------------------------------
@@ -302,7 +297,7 @@ class Kit:
         before = len(self.calls)
         self._consumer.reader.read(None)
         with self._lanes.lock:
-            self._lanes.board.wake_due(_FAR_S + self.now_s)
+            self._lanes.wake_due(_FAR_S + self.now_s)
         while (lane := self._lanes.take_now()) is not None:
             if self.handler.batch is not None:
                 self._call_batch(lane)
@@ -315,11 +310,11 @@ class Kit:
             raise RuntimeError(f"Usher itself failed: {self._broken[0]}")
         return len(self.calls) > before or not was_flushed
 
-    def _call(self, lane: MessageLane) -> None:
+    def _call(self, lane: Lane) -> None:
         executor = self._executor
         message = executor.next_message(lane)
         if message is None:
-            executor.lanes.release(lane, 0, 0.0)
+            executor.lanes.release(lane)
         elif executor.admit(lane, message, 1):
             _, raised = self._called(message)
             if raised is not None:
@@ -328,7 +323,7 @@ class Kit:
             elif executor.succeeded(lane, message, 1, 2):
                 executor.lanes.release(lane, 1, 0.0)
 
-    def _call_batch(self, first: MessageLane) -> None:
+    def _call_batch(self, first: Lane) -> None:
         lanes, batch = [first], self.handler.batch
         assert batch is not None
         while len(lanes) < batch.most and (more := self._lanes.take_now()) is not None:
@@ -359,7 +354,7 @@ class Kit:
 
     def _tell_wait(self, message: Message) -> None:
         with self._lanes.lock:
-            queued, due_s, _ = self._lanes.board.look(message.ticket)
+            queued, due_s, _ = self._lanes.look(message.ticket)
         if due_s is None or message not in queued:
             return
         for at in reversed(range(len(self.calls))):

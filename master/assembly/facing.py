@@ -25,8 +25,7 @@ from usher.common.observability.metrics import Metrics
 from usher.common.redis.client import SharedLink
 from usher.common.runtime.service import Health, Service
 from usher.common.runtime.settings import is_loopback
-from usher.master.assembly.context import MasterContext
-from usher.master.assembly.leader_services import LeaderServices
+from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
@@ -38,7 +37,7 @@ from usher.master.membership.health_url import HealthHosts
 from usher.master.membership.registry import Membership, NameInUse, RegistrationOver
 from usher.master.messages.fields import FIELDS_S
 from usher.master.operations.trimming import retention_of
-from usher.master.policy.backlog import BacklogLimits
+from usher.master.policy.rates import BacklogLimits
 from usher.master.settings import MasterSettings
 from usher.master.verbs.documents import Lag
 from usher.master.web.api import REGISTER_BODY, routes

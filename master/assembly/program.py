@@ -1,30 +1,206 @@
-"""The master, put together: the services that lead (``leader_services``), that gather
-(``usher.master.sources.services``), and that face people and programs (``facing``)."""
+"""The master, put together: the services that lead, that gather (``usher.master.sources.services``), and that face
+people and programs (``facing``)."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from usher.common.base.clock import now_s
+from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.http.serve import Liveness, url_of
-from usher.common.observability.metrics import Metrics
+from usher.common.observability import tracing as telemetry
+from usher.common.observability.metrics import DeadLetterNotifier, Metrics
+from usher.common.protocol.keys import Keys
+from usher.common.redis.acl import scripts_for_others
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Health, Service, stalled
-from usher.master.assembly.context import MasterContext
-from usher.master.assembly.leader_services import LeaderServices
+from usher.master.charts.keeper import ChartKeeper
+from usher.master.dispatch.dispatcher import Dispatcher
+from usher.master.dispatch.events import ChangeWatch
+from usher.master.dispatch.stream_notifier import StreamNotifier
+from usher.master.leader.elector import Elector, Lead
+from usher.master.leader.entries import LONGEST_MARK, Rejected
+from usher.master.leader.limits import limits_of
+from usher.master.membership.consumer_http import ConsumerHttpClient
+from usher.master.membership.health_checker import BOUNDS, HealthChecker
+from usher.master.membership.health_url import HealthHosts, parse_hosts, redis_ports
+from usher.master.membership.registry import ConsumerRegistry
+from usher.master.operations.delayed_sender import DelayedMessages
+from usher.master.operations.trimming import Trimmer, retention_of, turn_s
+from usher.master.policy.board.plans import HandOverPlan
+from usher.master.recovery.repairs import Janitor
 from usher.master.settings import MasterSettings
 
 if TYPE_CHECKING:
     from flask import Flask
+    from opentelemetry.trace import Tracer
 
     from usher.master.assembly.facing import HttpServices
 
 log = logging.getLogger(__name__)
 
+_TRIM_WORK_S = 2.0
 _JOIN_S = 3.0
+#: Seconds between two questions to each consumer's health URL.
+HEALTH_S = 3.3
+#: Failed answers in a row before a lease is revoked: 10 s, as long as a lease lives.
+HEALTH_FAILURES = 3
+
+#: As many links as OpenTelemetry keeps per span by default.
+_MOST_LINKS = 128
+
+
+@dataclass(frozen=True)
+class MasterContext:
+    """Settings, Redis, and the keys of the stream that is worked on, of which each part of a master gets the few values
+    that it needs. Raises SettingsError."""
+
+    settings: MasterSettings
+    redis_url: str
+    keys: Keys = field(init=False)
+    #: The hosts where consumers may be asked.
+    hosts: HealthHosts = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", Keys(self.settings.work_stream, self.settings.group))
+        object.__setattr__(self, "hosts", parse_hosts(self.settings.health_hosts, redis_ports(self.redis_url)))
+
+    @property
+    def lease_ms(self) -> int:
+        return int(self.settings.lease_seconds * 1000)
+
+    def link(self, role: str, timeout_s: float = 5.0) -> Link:
+        return Link(self.redis_url, f"master:{role}", timeout_s)
+
+
+class HandOverSpans:
+    """A span per hand-over, linked to the messages that were handed over; only where OpenTelemetry is set up. The
+    callback ``LeaderCounters.on_handed_over``, for the dispatcher's thread, with a link of its own: the master knows
+    ids and tickets, not bodies, so one more call per recorded batch reads the messages' trace contexts."""
+
+    def __init__(self, tracer: Tracer, link: Link, keys: Keys) -> None:
+        self._tracer = tracer
+        self._scripts = ScriptRunner(link)
+        self._link = link
+        self._keys = keys
+
+    def __call__(self, plan: HandOverPlan, began_ns: int) -> None:
+        """Record a hand-over that began at ``began_ns`` and has ended. Never raises: tracing must not hold up the
+        work."""
+        attributes: dict[str, str | int] = {
+            "messaging.system": "usher",
+            "messaging.operation.name": "hand_over",
+            "messaging.destination.name": self._keys.stream,
+            "messaging.consumer.group.name": self._keys.group,
+        }
+        attributes |= {"messaging.batch.message_count": plan.size, "usher.consumers": len(plan.targets)}
+        span = self._tracer.start_span(f"hand_over {self._keys.stream}", attributes=attributes, start_time=began_ns)
+        try:
+            if span.is_recording():
+                for link in telemetry.links_to(self._contexts(plan)):
+                    span.add_link(link.context)
+        except (RedisTrouble, CommandRefused) as trouble:
+            event(log, "span_without_links", level=logging.DEBUG, why=str(trouble))
+        finally:
+            span.end()
+
+    def _contexts(self, plan: HandOverPlan) -> list[str | None]:
+        ids = [entry_id for target in plan.targets for part in target.parts for entry_id in part.ids][:_MOST_LINKS]
+        values = self._scripts.run("read_fields", (self._keys.stream,), (LONGEST_MARK, "", 1, telemetry.FIELD, *ids))
+        return [value and value[0].decode(errors="replace") for (value,) in values]
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class LeaderServices:
+    """The services that lead: from the stream notifier to the hand-over, and the watch over consumers. On a standby
+    they wait for the lead. The elector, which begins the work, is made when this master can be reached."""
+
+    def __init__(self, place: MasterContext, metrics: Metrics) -> None:
+        settings, keys, link = place.settings, place.keys, place.link
+        self._place = place
+        self.lead = Lead()
+        notifier = StreamNotifier(link("notifier", 0.5), keys.stream)
+        limits = limits_of(settings)
+        dispatch_link = link("dispatch", max(1.0, settings.leader_lease_seconds / 2))
+        self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits, notifier)
+        self.roster = ConsumerRegistry(link("roster"), keys, self.lead, self.dispatcher.post, place.lease_ms)
+        asker = ConsumerHttpClient(place.hosts, BOUNDS, settings.tls_ca)
+        watch = (HEALTH_S, HEALTH_FAILURES, asker, lambda: self.roster.members, place.lease_ms, self._close)
+        self.health = HealthChecker(link("health"), keys, self.lead, *watch)
+        self._bell = DeadLetterNotifier(metrics, settings, "master", keys)
+        told = (self.dispatcher.post, self.roster.wake, keys.reports, lambda: self.lead.is_ours)
+        self._changes = ChangeWatch(link("changes"), keys.changed, *told)
+        janitor = Janitor(
+            link("reap"), keys, self.lead, limits.sweep_s, lambda name: name in self.dispatcher.board.consumers
+        )
+        tracer = telemetry.tracer()
+        self._spans = None if tracer is None else HandOverSpans(tracer, link("spans", 1.0), keys)
+        self.dispatcher.on_rejected = self._ring
+        self.dispatcher.counts.on_handed_over = self._spans
+        self.lead.on_change = self._lead_changed
+        self.services: list[Service] = [
+            self.dispatcher,
+            self._changes,
+            self.roster,
+            self.health,
+            janitor,
+            ChartKeeper(link("charts"), keys, self.lead, self.dispatcher.tenants, settings.by_stream, self._fleet),
+            *self._bell.services,
+        ]
+        is_work = settings.sources is not None
+        trim_s = turn_s(settings.trim_keep)
+        if is_work:  # no one else trims it
+            trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)
+        fields = (settings.sources, settings.ticket_field, self._ring)
+        self._delayed = DelayedMessages(link("delayed"), keys, self.lead, *fields)
+        self.services.append(self._delayed)
+        retention = retention_of(settings, work_stream=is_work)
+        self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, retention))
+
+    def _fleet(self) -> dict[str, str]:
+        return {one: self.health.codes.get(one, "") for one in self.roster.members}
+
+    def _close(self, silent: frozenset[str]) -> None:
+        self.dispatcher.closed = silent
+        self.roster.wake()
+
+    def elector(self, url: str) -> Elector:
+        """Return the service that wins and holds the lead, for a master that is reached under ``url``."""
+        lease_s = self._place.settings.leader_lease_seconds
+        link = self._place.link("elect", max(0.2, lease_s / 3))
+        made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works, scripts_for_others())
+        made.folder = self._place.settings.state_folder / "locks"
+        self.lead.on_doubt, self._changes.on_leader = made.wake, made.look
+        return made
+
+    def _lead_changed(self) -> None:
+        self.dispatcher.wake()
+        self.roster.wake()
+        self._delayed.wake()
+
+    def _works(self) -> bool:
+        last, lease_s = self.dispatcher.last_turn_s, self._place.settings.leader_lease_seconds
+        quiet_s = now_s() - last if last is not None else math.inf
+        if quiet_s > lease_s / 2:
+            self.dispatcher.wake()  # it may be idle, and then waits for longer than a short lease
+        return self.dispatcher.alive and quiet_s < lease_s
+
+    def _ring(self, rejected: Sequence[Rejected]) -> None:
+        for entry in rejected:
+            self._bell.ring(entry.shown, entry.id, entry.reason)
+
+    def close(self) -> None:
+        if self._spans is not None:
+            self._spans.close()
 
 
 class MasterProgram:

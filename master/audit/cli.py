@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # these need an extra, which help and refusals do not
     from usher.master.audit.job import AuditReport
 
 _FULL = 1 / 3  # so much of a run log may be new before it is proven, whatever the time: the rest is for the run itself
-_RUN = ("stream", *RunRecord._fields[:-2])
+_RUN = ("stream", *RunRecord._fields[:-3])
 
 _STYLES = {"clean": "bold green", "warn": "bold yellow", "bad": "bold red"}
 _SHOWN_EXAMPLES = 2

@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from usher.common.base.errors import Fenced
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import RunRecord, decode
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs, redis_ms
-from usher.common.redis.scripts import ScriptRunner
-from usher.common.runtime.service import Service
 from usher.master.insight.lag import stream_sums
 from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
 from usher.master.policy import charts
 from usher.master.policy.charts import MINUTE_MS, ChartSpan, Level
 from usher.master.policy.rates import sample_of
@@ -30,7 +27,7 @@ _RUN_BYTES, _SLICES, _RECORDS = 2 << 20, 6, 20
 _FIRST_MS, _FORMER_MS = 60_000, 3_600_000
 
 
-class ChartKeeper(Service):
+class ChartKeeper(LeaderService):
     """The service. ``tenants``: for each tenant, by name, (messages handed over so far, tickets that wait, weight, held
     by a rule); ``by_stream``: tickets are called SOURCE/ID; ``fleet``: consumers, and what code they run."""
 
@@ -46,26 +43,16 @@ class ChartKeeper(Service):
         by_stream: bool = False,
         fleet: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        super().__init__()
-        self._fleet = fleet
-        self._by_stream = by_stream
-        self._link = link
-        self._scripts = ScriptRunner(link)
-        self._keys = keys
-        self._lead = lead
-        self._tenants = tenants
+        super().__init__(link, keys, lead)
+        self._fleet, self._by_stream, self._tenants = fleet, by_stream, tenants
         self._given: dict[str, int] = {}
 
-    def run_once(self) -> float:
-        epoch = self._lead.epoch
-        if epoch is None:
-            return MINUTE_MS / 1000
+    def stand_by(self) -> float:
+        return MINUTE_MS / 1000
+
+    def work(self, steps: LeaderScripts) -> float:
         now_ms, level = self._level()
-        try:
-            point = charts.encode(self._point(now_ms, level))
-            LeaderScripts(self._scripts, self._keys, epoch, "").note_chart(charts.place_of(now_ms), point)
-        except Fenced:
-            self._lead.lost(epoch)
+        steps.note_chart(charts.place_of(now_ms), charts.encode(self._point(now_ms, level)))
         return (MINUTE_MS - now_ms % MINUTE_MS + 200) / 1000
 
     def _point(self, now_ms: int, level: Level) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _document(
     trouble: str,
 ) -> dict[str, Any]:
     now_ms = wall_ms()
-    ages_s = {one.name: round((now_ms - one.noted_ms) / 1000, 1) for one in facts.checkpoints}
+    ages_s = {name: round((now_ms - noted_ms) / 1000, 1) for name, _, noted_ms in facts.checkpoints}
     rows = [
         {"kind": one.kind, "name": one.name, "keeps_from": one.keeps_from.decode(), "why": one.why}
         | {"noted_s_ago": ages_s[one.name] if one.kind == "checkpoint" else None}

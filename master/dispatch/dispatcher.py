@@ -41,8 +41,7 @@ from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, HandOverReply, Parked
 from usher.master.policy.rules import Target
-from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, read_again
-from usher.master.recovery.takeover import take_over
+from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, Takeover, read_again
 
 log = logging.getLogger(__name__)
 
@@ -230,12 +229,13 @@ class Dispatcher(Service):
     def _begin(self, epoch: int) -> None:
         self.made_progress()  # a standby's turns are rare
         self._drop_memory()
-        limits, started, memory = self._limits, now_s(), self._position_saver.memory
+        limits, started = self._limits, now_s()
         field, longest = limits.ticket_field, limits.longest_message
         steps = LeaderScripts(self._scripts, self._keys, epoch, field, longest, self.counts, self._marks)
         steps.check()
         self._connection = self._link.connections
-        found = take_over(self._link, self._keys, self._stream, steps, self._new_board(), memory, self.made_progress)
+        found = Takeover(self._link, self._keys, self._stream, steps, self._new_board(), self.made_progress)
+        found.run(self._position_saver.memory)
         self.board, self._members = found.board, found.members
         self._cursor.begin(found.last_delivered, found.highest_pending)
         steps.highest = max(steps.highest, rank(found.highest_pending))
@@ -260,8 +260,7 @@ class Dispatcher(Service):
         # 1. Events of other threads: reports free slots, rosters tell who died, rules must be read before planning.
         self._take_events()
         # 2. Older entries: those of dead incarnations. Some of their tickets may have moved on: these are unsure.
-        self._recoverer.turn(self.board, self._steps, self._rejected)
-        self._doubt(self._recoverer.take_unsure())
+        self._doubt(self._recoverer.turn(self.board, self._steps, self._rejected))
         # 3. Older entries: pending ones that the idle sweep finds.
         known, has_any = list(self._members), self._has_pending or bool(self.board.in_flight)
         sweeping = self._idle_sweep.turn(
@@ -508,14 +507,13 @@ class Dispatcher(Service):
         if self._cursor.may_read(self.board) or (now := now_s()) < self._unload_s:
             return
         self.board.unload()
-        self.board.shorten_long()
         ended = now_s()
         self._unload_s = ended + _PAUSE_PER_LOOK * (ended - now)
 
     def _take_new_entries(self) -> bool:
         """Take what was read, by the plan that contains it, and read on. Return whether more can be done at once."""
         assert self._steps is not None
-        new = self._cursor.next(self.board, now_s())
+        new = self._cursor.next(self.board, self._steps, now_s())
         if new is None:
             return False
         entries = self._sort(new)
@@ -528,7 +526,8 @@ class Dispatcher(Service):
         plan = (None if entries.late else self.board.plan(self._cursor.batch(self.board), now)) or NOTHING
         count, index = self._cursor.count(self.board, new), self.board.outdated(now)
         try:
-            answer = self._steps.turn(plan, replace(new, kept=entries.kept), count, index)
+            new = replace(new, kept=entries.kept) if entries.kept else new
+            answer = self._steps.turn(plan, new, count, index)
         except NotNow as refused:  # nothing has happened; what was read stays
             self._withdraw(plan, entries, str(refused))
             raise

@@ -14,7 +14,7 @@ from usher.common.base.log import event
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import ZERO, before, from_rank, rank
 from usher.common.redis.replies import TicketStream
-from usher.master.dispatch.stream_notifier import StreamNotifier
+from usher.master.dispatch.stream_notifier import Notification, StreamNotifier
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
 from usher.master.leader.leader_scripts import LeaderScripts, PositionLook
 from usher.master.policy.board.board import Board
@@ -66,7 +66,6 @@ class StreamCursor:
         self.taken = ZERO  # all up to here was taken
         self.last_read = ZERO
         self._read = NO_NEW_ENTRIES  # what was read and not taken
-        self._told = b""  # the entry above the last one of which a notification told, since the last read
         # Rank of the highest id that the group was given: it comes again when somebody sets the group back.
         self._given = 0
 
@@ -74,25 +73,27 @@ class StreamCursor:
         self.taken, self.last_read, self._read = last_delivered, last_delivered, NO_NEW_ENTRIES
         self._given = max(rank(last_delivered), rank(highest_pending))
         self._no_more_since_s = 0.0
-        self._page, self._told = _FIRST_READ, b""
+        self._page = _FIRST_READ
         self._may_have_more, self.is_full, self.under_master = True, False, 0
         if self._notifier is not None:
             self._notifier.poll()  # it may be old
-            self._notifier.accept()
 
-    def next(self, board: Board, now_s: float) -> NewEntries | None:
-        """Return what was read and is to be taken; nothing, if it is to be read first. None: no consumer has room, or
-        nothing says that there are any."""
+    def next(self, board: Board, steps: LeaderScripts, now_s: float) -> NewEntries | None:
+        """Return what was read, or told, and is to be taken; nothing, if it is to be read first. None: no consumer has
+        room, or nothing says that there are any."""
         if self._read.found:
             return self._read
         room = self._room(board)
-        told = self._notifier.poll() if self._notifier is not None else (b"", b"")
+        told = self._notifier.poll() if self._notifier is not None else Notification()
         if told is not None:
             self._may_have_more = True
+            if told.id and told.run != steps.server_run and self._notifier is not None:
+                self._notifier.fail("it is connected to another server")
         if room <= 0 or (not self._may_have_more and now_s - self._no_more_since_s < IDLE_READ_S):
             return None
-        if told is not None and told[0] == self.last_read:
-            self._told = told[1]
+        if told is not None and told.run and told.run == steps.server_run and told.after == self.last_read:
+            self._read = steps.told(self.taken, (told.id, told.fields))
+            return self._read
         return replace(NO_NEW_ENTRIES, position=self.taken)
 
     def count(self, board: Board, new: NewEntries) -> int:
@@ -106,26 +107,24 @@ class StreamCursor:
         if new.found:
             self.taken = new.found[-1][0]
             self._given = max(self._given, rank(self.taken))
-            if self._notifier is not None:
-                self._notifier.accept()
         if read.found and not self.may_have_more and self._notifier is not None:
             self._notifier.reset()  # it has not told of these: its server may be one that was replaced
-        if count and self._told and self._notifier is not None and self._told not in [one[0] for one in read.found[:1]]:
-            self._notifier.reject()  # another server told it; or it is gone, or others have it
+        if new.is_told and read.found and read.found[0][0] == self.taken:  # else it is gone, or others have it
+            self.last_read, read = self.taken, replace(read, found=read.found[1:])
         if read.found:
             self.last_read = read.found[-1][0]
         elif count:  # others have moved the group, or read from it
             self.taken = self.last_read = read.position
-        self._read = replace(read, position=self.taken)
+        self._read = read if read.position == self.taken else replace(read, position=self.taken)
         if not count:
             self._may_have_more = True  # nobody has looked
             return
-        self._told = b""
         self._may_have_more = not read.is_all
         if read.is_all:
             self._no_more_since_s = now_s()
-        self._page = min(_MOST_BATCHES * self._batch, _GROWTH * self._page if read.found else self._page)
-        self._page = max(1, min(self._page, _READ_BYTES // max(1, read.largest)))
+        if found := len(read.found) + new.is_told:
+            self._page = _GROWTH * (max(_FIRST_READ, found) if read.is_all else self._page)
+        self._page = max(1, min(self._page, _MOST_BATCHES * self._batch, _READ_BYTES // max(1, read.largest)))
 
     @property
     def may_have_more(self) -> bool:

@@ -13,12 +13,14 @@ import logging
 import select
 import socket
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import NOT_YET, Link
-from usher.common.redis.replies import parse_own, read_command
+from usher.common.redis.replies import read_command
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +32,16 @@ _LATE_S = 5.0
 _AGAIN_S, _LONGEST_PAUSE_S = 0.5, 10.0
 #: Pause when waiting itself fails.
 _PAUSE_S = 0.05
-#: Notifications in a row that may be rejected before the connection is distrusted. One may be chance: an entry was
-#: deleted meanwhile.
-_MOST_REJECTED = 3
+
+
+class Notification(NamedTuple):
+    """News of the entry ``id``, the next one ``after`` another, read from the server ``run``. All empty if it is not
+    known whether there is one."""
+
+    after: bytes = b""
+    id: bytes = b""
+    fields: Sequence[bytes] = ()
+    run: str = ""
 
 
 class StreamNotifier:
@@ -53,8 +62,8 @@ class StreamNotifier:
         self._failures = 0
         self._failed = ("", 0.0)  # the last failure: why, and when
         self._again_s = 0.0
-        self._notification: tuple[bytes, bytes] | None = None
-        self._rejected = 0  # notifications in a row that did not match the stream
+        self._notification: Notification | None = None
+        self._run = ""  # the server that was asked
 
     @property
     def trouble(self) -> str | None:
@@ -86,7 +95,7 @@ class StreamNotifier:
         try:
             self._wait(timeout)
         except Exception as trouble:  # whatever it is, without notifications the stream is read every so often
-            self._fail(f"{type(trouble).__name__}: {trouble}")
+            self.fail(f"{type(trouble).__name__}: {trouble}")
             time.sleep(_PAUSE_S)
 
     def _wait(self, timeout: float) -> None:
@@ -104,14 +113,14 @@ class StreamNotifier:
             timeout = min(timeout, _AGAIN_S)
         ready = poll.poll(max(0.0, timeout) * 1000)
         if self._asked_until_s is None and self._failures and not ready:
-            self._notification = (b"", b"")
+            self._notification = Notification()
         for descriptor, _ in ready:
             if descriptor == wake_end.fileno():
                 _empty(wake_end)
             else:
                 self._receive()
         if self._asked_until_s is not None and now_s() > self._asked_until_s:
-            self._fail("Redis does not answer")
+            self.fail("Redis does not answer")
 
     # ---- notifications -----------------------------------------------------------------------------------------------
 
@@ -123,36 +132,17 @@ class StreamNotifier:
         if self._asked_until_s is not None or now < self._again_s:
             return
         try:
-            self._after = after
+            self._after, self._run = after, self._link.server_run
             self._link.ask(*read_command(self._stream, after, round(_BLOCK_S * 1000), 1))
         except Exception as trouble:
-            self._fail(f"{type(trouble).__name__}: {trouble}")
+            self.fail(f"{type(trouble).__name__}: {trouble}")
         else:
             self._asked_until_s = now + _BLOCK_S + _LATE_S
 
-    def poll(self) -> tuple[bytes, bytes] | None:
-        """Return above which id the stream has something, and the id of that; both empty if nothing is known. None:
-        there is no news."""
+    def poll(self) -> Notification | None:
+        """Return the news; None: there is none."""
         notification, self._notification = self._notification, None
         return notification
-
-    def accept(self) -> None:
-        """Trust the connection again: what the leader found, or begins with, is right."""
-        self._rejected = 0
-
-    def reject(self) -> None:
-        """Reject the last notification, which did not match the stream: ask anew, or distrust the connection when that
-        goes on."""
-        self._rejected += 1
-        if self._rejected < _MOST_REJECTED:
-            self.reset()  # it may have come from another server, which has nothing more to tell
-        else:
-            self._rejected = 0
-            self.distrust()
-
-    def distrust(self) -> None:
-        """Do without notifications for a while: the connection may be to another server."""
-        self._fail("it told of entries that the leader did not find")
 
     def reset(self) -> None:
         """Drop the connection and the question on it; the next question goes to where the server is then."""
@@ -169,9 +159,10 @@ class StreamNotifier:
         if answer is not NOT_YET:
             self._asked_until_s, self._failures = None, 0
             if answer is not None:
-                self._notification = (self._after, parse_own(answer)[0].id)
+                [(entry_id, fields)] = answer[0][1]
+                self._notification = Notification(self._after, entry_id, fields, self._run)
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
         """Act as if a notification had come, since the state of the stream is unknown, and ask again after a pause."""
         if not self._failures:
             event(log, "notifier_unavailable", level=logging.WARNING, why=why)
@@ -179,7 +170,7 @@ class StreamNotifier:
         self.reset()
         self._again_s = now + min(_LONGEST_PAUSE_S, _AGAIN_S * 2.0 ** min(self._failures, 10))
         self._failures, self._failed = self._failures + 1, (why, now)
-        self._notification = (b"", b"")
+        self._notification = Notification()
 
 
 def _empty(end: socket.socket) -> None:

@@ -213,10 +213,10 @@ class Explainer:
         when there are more entries than the search looked through."""
         found: list[bytes] = []
         for _ in range(_PAGES):
-            args = (self._ticket_field, ticket, start, _PAGE, group, MASTER if group else "")
-            last, ids, _ = self._scripts.run("ticket_entries", (stream,), args)
+            args = ("XRANGE", start, "+", _PAGE, self._ticket_field, ticket, "", group, MASTER if group else "")
+            _, last, ids, is_all = self._scripts.run("find_entries", (stream,), args)
             found += ids
-            if not last:
+            if is_all:
                 return tuple(found), True
             if now_s() > until_s:
                 break

@@ -36,7 +36,7 @@ def lag_of(scripts: ScriptRunner, stream: str, group: Mapping[bytes, Any] | None
         return GroupLag(int(group[b"lag"]), True)
     last, counted = group[b"last-delivered-id"], 0
     while counted < most:
-        count, last, is_all = scripts.run("count_between", (stream,), (last, "+", _PAGE))
+        count, last, _, is_all = scripts.run("find_entries", (stream,), ("XRANGE", b"(" + last, "+", _PAGE, ""))
         counted += count
         if is_all:
             return GroupLag(counted, True)
@@ -85,7 +85,7 @@ def tickets_of(scripts: ScriptRunner, keys: Keys, field: str, ids: Iterable[byte
     ids = iter(ids)
     while some := list(islice(ids, _HEADS)):
         while some:  # fewer are answered where bodies are large
-            values = scripts.run("read_fields", (keys.stream,), (LONGEST_TICKET, 1, field, *some))
+            values = scripts.run("read_fields", (keys.stream,), (LONGEST_TICKET, "", 1, field, *some))
             found = ((one, value) for one, (value,) in zip(some, values, strict=False) if value)
             yield from ((one, ticket) for one, (ticket, size) in found if size <= LONGEST_TICKET)
             some = some[len(values) :]

@@ -25,7 +25,7 @@ from usher.master.insight.lag import stream_sums
 from usher.master.leader.elector import Lead
 from usher.master.membership.registry import members_of, state_of
 from usher.master.operations.live_rules import rulebook
-from usher.master.policy.backlog import BacklogLimits
+from usher.master.policy.rates import BacklogLimits
 from usher.master.policy.rules import RuleAction, Rulebook, Target
 
 log = logging.getLogger(__name__)

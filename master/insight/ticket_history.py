@@ -106,12 +106,13 @@ class TicketHistory:
         return {one: runs for one, value in named if value and (runs := decode_kept(value, ticket, one))}
 
     def _find(
-        self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float, *command: str
+        self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float, command: str = "XREVRANGE"
     ) -> tuple[list[bytes], str]:
         key, at_once = (self._keys.stream, _ENTRIES_AT_ONCE) if what == "entries" else (self._keys.runs, _RUNS_AT_ONCE)
+        wanted, ends = wanted if what == "entries" else ("batch", *wanted, "part"), "+" if command == "XRANGE" else "-"
         found: list[bytes] = []
         while True:
-            _, last, some, is_all = self._scripts.run(f"find_{what}", (key,), (*wanted, start, at_once, *command))
+            _, last, some, is_all = self._scripts.run("find_entries", (key,), (command, start, ends, at_once, *wanted))
             found += some
             if is_all:
                 return found, END
@@ -177,7 +178,8 @@ class TicketHistory:
         start, at_once, ends_s = f"({before}" if before else "+", 1, time.monotonic() + _PIECE_S
         rows = list[dict[str, Any]]()
         while True:
-            _, last, records, is_all = self._scripts.run("find_runs", (self._keys.runs,), (text, start, at_once))
+            args = ("XREVRANGE", start, "-", at_once, "batch", text, "part")
+            _, last, records, is_all = self._scripts.run("find_entries", (self._keys.runs,), args)
             for record in records:
                 by = orjson.loads(record).get("handler", "")
                 over = [run for run in decode(record) if run.outcome in (DONE, GAVE_UP) and handler in ("", by)]
@@ -257,7 +259,7 @@ def _ran(run: Any) -> dict[str, Any]:
     ms = (run.end_us or run.start_us) // 1000
     took_ms = (run.end_us - run.start_us) / 1000 if run.end_us else None
     facts = {"outcome": run.outcome, "attempt": run.attempt, "fence": run.fence, "owner": run.consumer}
-    facts |= {"into": run.into} if run.into else {}
+    facts |= ({"into": run.into} if run.into else {}) | ({"interrupted": True} if run.interrupted else {})
     told: dict[str, Any] = {"event": "ran", "ms": ms, "message_id": run.id, "began_ms": run.start_us // 1000}
     return told | {"took_ms": took_ms, **facts}
 

@@ -41,71 +41,68 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
 
+class _Known(NamedTuple):
+    epoch: int | None = None
+    is_doubted: bool = False
+    until_s: float = 0.0
+    leader_url: str | None = None
+
+
 class Lead:
-    """This process's knowledge of the leadership. Shared by threads; guarded by its lock."""
+    """This process's knowledge of the leadership, which threads share; guarded by its lock where it changes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._epoch: int | None = None
-        self._doubted = False
-        self._until_s = 0.0
-        self._leader_url: str | None = None
+        self._known = _Known()
         self.on_change: Callable[[], None] = lambda: None  # called when this knowledge has changed
         self.on_doubt: Callable[[], None] = lambda: None  # called when an election is due
 
     @property
     def epoch(self) -> int | None:
         """Return our epoch, or None when we do not lead or doubt what we know."""
-        with self._lock:
-            return None if self._doubted else self._epoch
+        known = self._known
+        return None if known.is_doubted else known.epoch
 
     @property
     def is_ours(self) -> bool:
-        with self._lock:
-            return self._epoch is not None
+        return self._known.epoch is not None
 
     @property
     def holds(self) -> bool:
         """Return whether we hold the lead and its lease still runs, by our clock and counted from the moment we asked
         for it. If not, another master may lead that we have not heard of."""
-        with self._lock:
-            return self._epoch is not None and now_s() < self._until_s
+        known = self._known
+        return known.epoch is not None and now_s() < known.until_s
 
     @property
     def leader_url(self) -> str | None:
-        with self._lock:
-            return self._leader_url
+        return self._known.leader_url
 
     def doubt(self, epoch: int) -> None:
         """Doubt ``epoch``: the outcome of a command under it is unknown, so a new epoch is needed before anything else
         happens."""
-        with self._lock:
-            if self._epoch == epoch:
-                self._doubted = True
-        self.on_doubt()
-        self.on_change()
+        self._end(epoch, epoch, is_doubted=True)
 
     def lost(self, epoch: int) -> None:
         """Give up the lead: Redis answered FENCED to ``epoch``."""
+        self._end(epoch, None, is_doubted=False)
+
+    def _end(self, epoch: int, left: int | None, *, is_doubted: bool) -> None:
         with self._lock:
-            if self._epoch == epoch:
-                self._epoch, self._doubted = None, False
+            if self._known.epoch == epoch:
+                self._known = self._known._replace(epoch=left, is_doubted=is_doubted)
         self.on_doubt()
         self.on_change()
 
-    def _held(self) -> tuple[int | None, bool]:
-        with self._lock:
-            return self._epoch, self._doubted
-
     def _extended(self, until_s: float) -> None:
         with self._lock:
-            self._until_s = until_s
+            self._known = self._known._replace(until_s=until_s)
 
     def _set(self, epoch: int | None, leader_url: str | None) -> None:
         with self._lock:
-            before = self._epoch, self._doubted, self._leader_url
-            self._epoch, self._doubted, self._leader_url = now = epoch, False, leader_url
-        if now != before:
+            before = self._known
+            self._known = _Known(epoch, False, before.until_s, leader_url)
+        if self._known != before:
             self.on_change()
 
 
@@ -209,7 +206,7 @@ class Elector(Service):
         self._not_loaded = why
 
     def _lead_or_stand_by(self) -> float:
-        epoch, doubted = self._lead._held()
+        epoch, doubted, _, _ = self._lead._known
         if epoch is None or doubted:
             early_s = self._next_election_s - now_s()
             if early_s > 0:
@@ -328,7 +325,7 @@ class Elector(Service):
         )
 
     def on_end(self) -> None:
-        epoch, _ = self._lead._held()
+        epoch = self._lead._known.epoch
         try:
             if epoch is not None:
                 self._scripts.run("resign", (self._keys.leader, *self._changed), (str(epoch),))

@@ -56,7 +56,8 @@ class NewEntries:
 
     ``found``: of those that can be handed over, nearly all, (id, ticket) is enough. ``largest``: about the bytes of the
     largest. ``bodies``: those that go with the inbox, packed, with their ids. ``given``: how many entries the group was
-    given up to the last of these, as Redis counts them; None: that is not known. ``kept``: ids of those that come again
+    given up to the last of these, as Redis counts them; None: that is not known. ``is_told``: it is one, a notification
+    told of it, and the turn that takes it reads it first. ``kept``: ids of those that come again
     and that somebody has, by the name for which they are to be pending again; "": they are.
     """
 
@@ -66,6 +67,7 @@ class NewEntries:
     largest: int = field(default=0, compare=False)
     bodies: Mapping[bytes, bytes] = field(default_factory=dict, compare=False)
     given: int | None = field(default=None, compare=False)
+    is_told: bool = field(default=False, compare=False)
     kept: Mapping[str, list[bytes]] = field(default_factory=dict, compare=False)
 
 

@@ -7,23 +7,28 @@ Every method raises Fenced when the leader key no longer holds our epoch, and wh
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, RedisTrouble, ReplyUnknown
+from usher.common.base.log import event
 from usher.common.observability.metrics import LONG_US, DurationHistogram
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range, gap_of, loss_command
 from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
-from usher.common.redis.client import Arg, CommandRefused
-from usher.common.redis.replies import group_of, pack_entry, pack_part, pack_parts, read_command, redis_ms
+from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.replies import group_of, pack_entry, pack_part, pack_parts, read_command, redis_ms, span_of
 from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import Service
+from usher.master.leader.elector import Lead
 from usher.master.leader.entries import (
     LONGEST_MARK,
     NO_MARKS,
@@ -35,8 +40,9 @@ from usher.master.leader.entries import (
     PeekedEntry,
     Rejected,
 )
-from usher.master.leader.losses import LossBook
 from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, HandOverReply, is_given_back_head
+
+log = logging.getLogger(__name__)
 
 #: Messages per batch whose waiting time is measured, so that a batch of a thousand costs no more than one of ten.
 _SAMPLED = 16
@@ -48,6 +54,49 @@ _MANY = 64
 #: So often a turn is tried again that others have stopped by changes which do not concern it.
 _TRIES = 5
 _NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
+
+
+class LossBook:
+    """Writer of the losses of one ticket stream. What it is told must have happened: it asks nobody."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    def declare(self, loss: DeclaredLoss) -> None:
+        """Write a loss down, before what follows from it where that is ours to do: twice does no harm. Full memory
+        refuses it: then only the log has it."""
+        [reply] = self._link.pipeline([loss_command(self._keys, loss)])
+        if isinstance(reply, Exception):
+            event(log, "loss_not_recorded", level=logging.WARNING, loss=loss.describe(), why=str(reply))
+
+    def cut(self, count: int, position: bytes | None = None, source: str = "") -> None:
+        """Tell of ``count`` entries that were cut before they were read, if there are any; ``position``: behind it.
+        ``source``: they were cut there, from a stream that is gathered."""
+        if not count:
+            return
+        stream, gap = source or self._keys.stream, None
+        facts: dict[str, Any] = {"stream": stream, "count": count}
+        if position is not None:
+            facts["behind"] = position
+            with contextlib.suppress(NotNow):  # the count is what matters
+                gap = gap_of(position, span_of(self._link, stream))
+        why = "trimmed or deleted before they were read: MAXLEN or MINID of an XADD, XTRIM or XDEL by hand"
+        event(log, "unread_entries_cut", level=logging.ERROR, **facts, why=why)
+        self.declare(DeclaredLoss("unread_cut", lost=gap, messages=count, stream=source))
+
+    def set_back(self, repeats: IdRange | None, lost: IdRange | None) -> None:
+        """Tell of what a group was given that knows nothing of that any more."""
+        event(
+            log,
+            "group_set_back",
+            level=logging.ERROR,
+            stream=self._keys.stream,
+            may_repeat=format_id_range(repeats),
+            lost=format_id_range(lost),
+            why="Redis lost its last moments (power loss, failover), or somebody set the group back",
+        )
+        self.declare(DeclaredLoss("set_back", repeats, lost))
 
 
 class LeaderCounters:
@@ -63,6 +112,7 @@ class LeaderCounters:
         self.came_back = 0
         self.calls = DurationHistogram()
         self.waits = DurationHistogram(LONG_US)
+        #: From when the loss of a consumer was noticed to when its entries were back.
         self.recoveries = DurationHistogram(LONG_US)
         #: Called with the plan that was handed over and the time at which the call began (nanoseconds since the epoch):
         #: for tracing, if it is on.
@@ -78,10 +128,6 @@ class LeaderCounters:
         self.waits.add([now_ns // 1000 - 1000 * int(part.ids[0].partition(b"-")[0]) for part in parts[::step]])
         if self.on_handed_over is not None:
             self.on_handed_over(plan, began_ns)
-
-    def recovered(self, seconds: float) -> None:
-        """Count a lost consumer whose entries are back, this many seconds after its loss was noticed."""
-        self.recoveries.add([int(seconds * 1_000_000)])
 
 
 class Noted(NamedTuple):
@@ -108,33 +154,26 @@ class KeptBodies:
     """Packed bodies of what was read and waits for a moment, to go with its first hand-over; after a few seconds, or
     some MiB, owners read them themselves. (What a producer deletes in these seconds may run all the same.)"""
 
-    _SECONDS, _BYTES = 2.0, 16 << 20
+    _SECONDS, _BYTES = 4.0, 32 << 20
 
     def __init__(self) -> None:
-        self._newer: dict[bytes, bytes] = {}
-        self._older: dict[bytes, bytes] = {}
+        self.bodies: dict[bytes, bytes] = {}
         self._size, self._until_s = 0, 0.0
 
     def age(self, now_s: float) -> None:
-        """Let go of what has waited for ``_SECONDS``, or up to twice as long."""
+        """Let go of all, every few seconds or MiB."""
         if now_s >= self._until_s or self._size >= self._BYTES:
-            self._older = self._newer if now_s < self._until_s + self._SECONDS else {}
-            self._newer, self._size, self._until_s = {}, 0, now_s + self._SECONDS
+            self.bodies, self._size, self._until_s = {}, 0, now_s + self._SECONDS
 
     def add(self, bodies: Mapping[bytes, bytes], ids: Iterable[bytes]) -> None:
         for one in ids:
             if body := bodies.get(one):
-                self._newer[one] = body
+                self.bodies[one] = body
                 self._size += len(body)
 
-    def get(self, one: bytes) -> bytes | None:
-        return self._newer.get(one) or self._older.get(one)
-
     def drop(self, ids: Iterable[bytes]) -> None:
-        if self._newer or self._older:
-            for one in ids:
-                self._newer.pop(one, None)
-                self._older.pop(one, None)
+        for one in ids if self.bodies else ():
+            self.bodies.pop(one, None)
 
 
 class ParkedPage(NamedTuple):
@@ -312,10 +351,11 @@ class LeaderScripts:
         count: int = 0,
         index: Mapping[bytes, bytes] = _NOTHING,
     ) -> tuple[HandOverReply, NewEntries] | None:
-        """Carry out a plan, which takes all of the ``new`` entries, and read up to ``count`` entries more, in one
-        transaction. Those of ``new`` that are not in the plan are pending under ``master`` then. What was read is in
-        nobody's list before a later turn takes it, or a new epoch is given it again. ``index``: records that are not
-        up to date, of tickets that are not in the plan; empty: the ticket is over.
+        """Read up to ``count`` entries more, and carry out a plan, which takes all of the ``new`` entries, in one
+        transaction. One that was told is read with them, and the first of them if it is still there. Those of ``new``
+        that are not in the plan are pending under ``master`` then. What was read is in nobody's list before a later
+        turn takes it, or a new epoch is given it again. ``index``: records that are not up to date, of tickets that are
+        not in the plan; empty: the ticket is over.
 
         None: others have changed something that the plan may rest on (``changed`` and what follows it), and nothing
         happened. Raises Fenced, GroupMissing, and what ``Link.call`` raises: nothing happened, or it is not known what
@@ -325,7 +365,7 @@ class LeaderScripts:
             self.look()
         if self.has_news:
             return None
-        keys, began_ns = self._keys, time.time_ns()
+        keys, began_ns, count = self._keys, time.time_ns(), count + new.is_told
         self._kept.age(now_s())
         if new.found and rank(new.found[0][0]) <= self.highest:  # somebody has set the group back
             new, self._kept = replace(new, bodies=_NOTHING), KeptBodies()
@@ -338,7 +378,7 @@ class LeaderScripts:
         # entries, without their bodies it is there sooner.
         for tried in range(1 + _TRIES):
             packet = self._packet(plan, new, index, self._next_fence(), not tried or plan.size <= _MANY)
-            commands = [*packet.commands, *((read, ("XINFO", "GROUPS", keys.stream)) if count else ())]
+            commands = [*((read, ("XINFO", "GROUPS", keys.stream)) if count else ()), *packet.commands]
             done, told, is_concerned = self._transaction(plan, index, commands, asked)
             if done is not None or is_concerned:
                 break
@@ -348,7 +388,7 @@ class LeaderScripts:
         self.highest = max(self.highest, rank(new.found[-1][0] if new.found else new.position or ZERO))
         if packet.left:
             self._kept.add(new.bodies, packet.left)
-            if missing := len(packet.left) - len(done[len(packet.commands) - 1]):
+            if missing := len(packet.left) - len(done[len(packet.commands) + (1 if count else -1)]):
                 self._cuts.append((missing, b"", new.found[-1][0], 0))
         states = [
             (target.incarnation, state)
@@ -360,7 +400,7 @@ class LeaderScripts:
         if plan.targets:
             self._kept.drop(chain.from_iterable(part.ids for target in plan.targets for part in target.parts))
             self._counts.hand_over(plan, began_ns)
-        return reply, self._was_read(done[-2:], count, told[-1] if count > _MANY else []) if count else NO_NEW_ENTRIES
+        return reply, self._was_read(done, count, told[-1] if count > _MANY else []) if count else NO_NEW_ENTRIES
 
     def _packet(
         self, plan: HandOverPlan, new: NewEntries, index: Mapping[bytes, bytes], fence: int, has_bodies: bool
@@ -373,7 +413,7 @@ class LeaderScripts:
         ticket its name, its fence if it keeps one, and its entries. A body comes along only with what, as far as this
         leader knows, nobody was given before: who has it already must look whether it is pending still."""
         keys, commands = self._keys, list[tuple[Arg, ...]]()
-        read, kept = (new.bodies.get, self._kept.get) if has_bodies else (_NOTHING.get, _NOTHING.get)
+        read, kept = (new.bodies.get, self._kept.bodies.get) if has_bodies else (_NOTHING.get, _NOTHING.get)
         records: dict[bytes, bytes] = {}
         planned: set[bytes] = set()
         each, has_new_owners = [], False
@@ -472,7 +512,17 @@ class LeaderScripts:
             self._given = position, given, 0
         found = self._parser.parse(position, entries, len(entries) < count, given)
         largest = sum(map(len, newest[0][1])) if newest else 0
-        return replace(found, largest=max(found.largest, largest))
+        return found if largest <= found.largest else replace(found, largest=largest)
+
+    @property
+    def server_run(self) -> str:
+        return self._scripts.link.server_run
+
+    def told(self, position: bytes, entry: tuple[bytes, Sequence[bytes]]) -> NewEntries:
+        """Return an entry, (id, fields), of which our server told, to be taken although it is yet to be read."""
+        at, given, since = self._given
+        number = None if given is None or since or at != position else given + 1
+        return replace(self._parser.parse(position, [entry], False, number), is_told=True)
 
     def recall(self, incarnation: str, tickets: Iterable[tuple[bytes, bytes, Sequence[bytes]]]) -> bool:
         """Ask an incarnation to give tickets back, each with its fence and all that may have been started of it. What
@@ -495,20 +545,17 @@ class LeaderScripts:
     # ---- scripts -----------------------------------------------------------------------------------------------------
 
     def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
-        keys = self._keys
-        start = b"-" if after is None else b"(" + after
-        _, last, found, gone = self._run(
-            "read_parked", (keys.stream, keys.leader, keys.dead, keys.letters), (start, count, *self._parse_arguments)
-        )
+        _, _, last, found, gone = self._take_back("master", b"-" if after is None else b"(" + after, count)
         return ParkedPage(last or None, _found(found), gone)
 
     def tenants_of(self, entries: Sequence[tuple[bytes, bytes]]) -> Sequence[Mark]:
         """Read the marks of entries, (id, ticket), that consumers have, as far as they tell the tenant."""
         name, ids = self.marks.fields[0], [entry_id for entry_id, _ in entries]
-        values = self._scripts.run("read_field", (self._keys.stream,), (name, *ids)) if name else [b""] * len(ids)
+        asked: list[Arg] = [LONGEST_MARK, "1", 1, name, *ids]
+        values = self._scripts.run("read_fields", (self._keys.stream,), asked) if name else []
+        marks = chain((value[0] if value else b"" for (value,) in values), repeat(b""))  # fewer where bodies are large
         found = [
-            PeekedEntry(entry_id, ticket, 0, (value or b"")[:LONGEST_MARK])
-            for (entry_id, ticket), value in zip(entries, values, strict=True)
+            PeekedEntry(entry_id, ticket, 0, mark) for (entry_id, ticket), mark in zip(entries, marks, strict=False)
         ]
         return self.marks.read(found)
 
@@ -521,14 +568,16 @@ class LeaderScripts:
 
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         """Bring one page of a dead incarnation's entries to ``master``."""
-        keys = self._keys
-        own = (keys.noted(incarnation), keys.inbox(incarnation))
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.dead, keys.attempts, *own, keys.letters)
-        reply = self._run("take_back", script_keys, (incarnation, count, *self._parse_arguments))
+        reply = self._take_back(incarnation, b"-", count)
         if reply[0] == b"ALIVE":
             return TakenPage(True, 0, [], [])
-        _, size, found, gone = reply
+        _, size, _, found, gone = reply
         return TakenPage(False, size, _found(found), gone)
+
+    def _take_back(self, name: str, start: bytes, count: int) -> Any:
+        keys, own = self._keys, (self._keys.noted(name), self._keys.inbox(name))
+        script_keys = (keys.stream, keys.leader, keys.lease(name), keys.dead, keys.attempts, *own, keys.letters)
+        return self._run("take_back", script_keys, (name, start, count, *self._parse_arguments))
 
     def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed | None:
         """Free the records of a dead incarnation's tickets, each with what memory has of it as unfinished. Return None
@@ -598,15 +647,16 @@ class LeaderScripts:
         return [one[0].decode(errors="replace") if isinstance(one, list) else one for one in told]
 
     def revoke(self, incarnation: str) -> bool:
-        script_keys = (self._keys.leader, self._keys.lease(incarnation), self._keys.changed)
-        reply = self._scripts.run("revoke", script_keys, (str(self.epoch), incarnation))
+        script_keys = (self._keys.lease(incarnation), self._keys.changed, self._keys.leader)
+        reply = self._scripts.run("drain", script_keys, (incarnation, 0, str(self.epoch)))
         return bool(self._unfenced(reply) == b"OK")
 
     def reap(self, incarnation: str, name: str, stored: bytes) -> bool:
         keys = self._keys
-        own = (keys.noted(incarnation), keys.unproven(incarnation))
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.inbox(incarnation), keys.consumers, *own)
-        return bool(self._run("reap", script_keys, (incarnation, name, stored)) == b"OK")
+        own = (keys.lease(incarnation), keys.inbox(incarnation), keys.consumers, keys.leader)
+        script_keys = (keys.stream, *own, keys.noted(incarnation), keys.unproven(incarnation))
+        args = (keys.group, incarnation, name, stored, str(self.epoch))
+        return bool(self._unfenced(self._scripts.run("deregister", script_keys, args)) == b"OK")
 
     def forget_attempts(self, noted: str, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
         """Forget the attempts, or the errors, of messages that are over, one page of the hash ``noted`` from
@@ -630,3 +680,29 @@ class LeaderScripts:
         if (reply[0] if isinstance(reply, list) else reply) == b"FENCED":
             raise Fenced(f"another master leads {self._keys.stream} (our epoch was {self.epoch})")
         return reply
+
+
+class LeaderService(Service):
+    """Service that works while this master leads, each turn under the epoch with which it began."""
+
+    def __init__(self, link: Link, keys: Keys, lead: Lead, ticket_field: str = "") -> None:
+        super().__init__()
+        self._link, self._scripts, self._keys, self._lead = link, ScriptRunner(link), keys, lead
+        self._ticket_field = ticket_field
+
+    def run_once(self) -> float:
+        epoch = self._lead.epoch
+        if epoch is not None:
+            try:
+                return self.work(LeaderScripts(self._scripts, self._keys, epoch, self._ticket_field))
+            except Fenced:
+                self._lead.lost(epoch)
+        return self.stand_by()
+
+    def work(self, steps: LeaderScripts) -> float:
+        """Do one turn. Returns the seconds to wait before the next one."""
+        raise TypeError(f"{type(self).__name__} must define work")
+
+    def stand_by(self) -> float:
+        """Let another master lead. Returns the seconds after which to look again who does."""
+        raise TypeError(f"{type(self).__name__} must define stand_by")

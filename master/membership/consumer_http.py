@@ -138,33 +138,30 @@ def _resolve(name: str, port: int) -> list[str]:
     return [str(found[4][0]) for found in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
 
 
-class OwnerQuestion:
+class OwnerQuestion(ConsumerHttpClient):
     """Question to a ticket's owner: what it does with a ticket, or what it runs; facts that are written down nowhere.
     Many threads may call it. The request goes beside the health endpoint; the answer is parsed strictly, and anything
     odd counts as no answer."""
 
     def __init__(self, hosts: HealthHosts, ca: Path | None = None) -> None:
-        self._asker = ConsumerHttpClient(hosts, _ASK, ca)
+        super().__init__(hosts, _ASK, ca)
 
     def __call__(self, health_url: str, ticket_id: str) -> OwnerTold | None:
         """Ask the owner with this health URL what it does with the ticket. Return None when it did not say, or when its
         health URL is not one that we ask."""
-        if not health_url.endswith(_HEALTH):
-            return None
         # Dots are quoted too: clients and proxies remove a part of a path that is "." or "..".
         path = _TICKETS + quote(ticket_id.encode("utf-8", "surrogateescape"), safe="").replace(".", "%2E")
-        answer = self._asker.ask({"owner": health_url}, end=_HEALTH, instead=path)["owner"]
-        return read_answer(answer.body, wall_ms()) if answer.status == 200 else None
+        return read_answer(self._body(health_url, path), wall_ms())
 
     def process(self, health_url: str) -> dict[str, Any] | None:
         """Ask the consumer with this health URL what its process is and runs. Return None when it did not say."""
-        if not health_url.endswith(_HEALTH):
-            return None
-        answer = self._asker.ask({"owner": health_url}, end=_HEALTH, instead=_RUNNING)["owner"]
-        return read_process(answer.body, wall_ms()) if answer.status == 200 else None
+        return read_process(self._body(health_url, _RUNNING), wall_ms())
 
-    def close(self) -> None:
-        self._asker.close()
+    def _body(self, health_url: str, path: str) -> bytes:
+        if not health_url.endswith(_HEALTH):
+            return b""
+        answer = self.ask({"owner": health_url}, end=_HEALTH, instead=path)["owner"]
+        return answer.body if answer.status == 200 else b""
 
 
 def read_answer(body: bytes, now_ms: int) -> OwnerTold | None:

@@ -18,15 +18,13 @@ import re
 from collections.abc import Callable, Mapping
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import Fenced, NotNow
+from usher.common.base.errors import NotNow
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import BESIDE
 from usher.common.redis.client import Link
-from usher.common.redis.scripts import ScriptRunner
-from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
 from usher.master.membership.consumer_http import ConsumerAnswer, ConsumerHttpClient, RequestBounds
 from usher.master.membership.registry import SILENT, RegisteredConsumer, read_left_ms
 
@@ -67,7 +65,7 @@ def judge(failures: Mapping[str, int], limit: int) -> tuple[tuple[str, ...], boo
     return silent, False
 
 
-class HealthChecker(Service):
+class HealthChecker(LeaderService):
     """Service that asks all living consumers in rounds while this master leads, many side by side."""
 
     name = "health"
@@ -86,13 +84,8 @@ class HealthChecker(Service):
     ) -> None:
         """Make a health checker. ``roster``: all registered consumers, as the roster reader last saw them.
         ``close``: told whenever others than before are to get no new tickets while there are others."""
-        super().__init__()
-        self._link = link
-        self._scripts = ScriptRunner(link)
-        self._keys = keys
-        self._lead = lead
-        self._every_s = every_s
-        self._limit = limit
+        super().__init__(link, keys, lead)
+        self._every_s, self._limit = every_s, limit
         self._asker = asker  # ours to close
         self._roster = roster
         self._lease_ms = lease_ms
@@ -112,15 +105,15 @@ class HealthChecker(Service):
         #: Number of silent consumers that keep their leases.
         self.silent = 0
 
-    def run_once(self) -> float:
-        epoch = self._lead.epoch
-        if epoch is None:
-            self._silences.clear()
-            self._unasked.clear()
-            self.silent = 0
-            self._silent_since_s, self._noted = 0.0, None
-            self._close_to(frozenset())
-            return self._every_s
+    def stand_by(self) -> float:
+        self._silences.clear()
+        self._unasked.clear()
+        self.silent = 0
+        self._silent_since_s, self._noted = 0.0, None
+        self._close_to(frozenset())
+        return self._every_s
+
+    def work(self, steps: LeaderScripts) -> float:
         if not self._unasked:
             alive = ((name, member) for name, member in self._roster().items() if member.state == "live")
             self._unasked = {name: member for name, member in alive if BESIDE not in member.registration.health_url}
@@ -133,10 +126,10 @@ class HealthChecker(Service):
             self._silences[name], self._whys[name] = self._silences[name] + 1 if why else 0, why
         if self._unasked:
             return len(asked) / _PER_SECOND
-        self._judge(epoch)
+        self._judge(steps)
         return max(self._every_s - (now_s() - self._began_s), len(asked) / _PER_SECOND)
 
-    def _judge(self, epoch: int) -> None:
+    def _judge(self, steps: LeaderScripts) -> None:
         silent, own_network = judge(self._silences, self._limit)
         left_ms = read_left_ms(self._link, self._keys, silent)
         to_revoke = [
@@ -145,16 +138,11 @@ class HealthChecker(Service):
         self._close_to(frozenset(silent).difference(to_revoke))
         self.silent = sum(count >= self._limit for count in self._silences.values()) - len(to_revoke)
         self._tell(own_network)
-        steps = LeaderScripts(self._scripts, self._keys, epoch, "")
-        try:
-            for one in to_revoke:
-                if steps.revoke(one):
-                    self.revoked += 1
-                    count, why = self._silences[one], self._whys[one]
-                    event(log, "lease_revoked", level=logging.WARNING, consumer=one, failures=count, why=why)
-        except Fenced:
-            self._lead.lost(epoch)
-            return
+        for one in to_revoke:
+            if steps.revoke(one):
+                self.revoked += 1
+                count, why = self._silences[one], self._whys[one]
+                event(log, "lease_revoked", level=logging.WARNING, consumer=one, failures=count, why=why)
         unheard = sorted(name.encode() for name, count in self._silences.items() if count >= self._limit)
         if (noted := b" ".join(unheard)) != self._noted:
             with contextlib.suppress(NotNow):  # full memory: it is noted in the next round

@@ -89,25 +89,20 @@ def strangers(pending: Mapping[str, int], members: Container[str]) -> dict[str, 
     return {name: count for name, count in pending.items() if count and name not in members and ":" in name}
 
 
-def clamp_leases(link: Link, keys: Keys, registrations: Sequence[Registration], lease_ms: int) -> None:
-    """Shorten the leases of these registrations, which were read before, that last longer than any that was given: the
-    clock of Redis was set back since. ``lease_ms``: the lease that this master gives. Raises what ``Link.call`` raises.
+def clamp_leases(link: Link, keys: Keys, left_ms: Mapping[str, int], lease_ms: int) -> None:
+    """Shorten those of these leases, by incarnation, that last longer than any that was given: the clock of Redis was
+    set back since. ``lease_ms``: the lease that this master gives. Raises what ``Link.call`` raises.
 
     A living consumer renews its lease soon, so this is for one that died just before: its tickets, and its name, would
     wait for as long as the clock was set back. Shortening is right whoever does it and whatever happens meanwhile:
     nobody trusts the lease for longer than it was given for, and from now on that time runs. So it needs no script and
     no epoch.
     """
-    if not registrations:
-        return
     # The longest lease was noted before these were registered, and only grows.
-    commands = [("HGET", keys.counters, "lease"), *(("PTTL", keys.lease(one.incarnation)) for one in registrations)]
-    noted, *left = link.all_of(commands)
-    longest_ms = max(int(noted or 0), lease_ms)
-    for registration, left_ms in zip(registrations, left, strict=True):
-        if left_ms > longest_ms:
-            name, times = registration.incarnation, {"left_ms": left_ms, "longest_ms": longest_ms}
-            event(log, "lease_too_long", level=logging.WARNING, consumer=name, **times)
+    longest_ms = max(int(link.call("HGET", keys.counters, "lease") or 0), lease_ms)
+    for name, left in left_ms.items():
+        if left > longest_ms:
+            event(log, "lease_too_long", level=logging.WARNING, consumer=name, left_ms=left, longest_ms=longest_ms)
             try:
                 link.call("PEXPIRE", keys.lease(name), longest_ms)
             except CommandRefused:  # this user lacks the right
@@ -150,8 +145,8 @@ class ConsumerRegistry(Service):
         self.members = members = members_of(self._link, self._keys, self._registered)
         left_ms = read_left_ms(self._link, self._keys, [name for name, member in members.items() if member.alive])
         self._tell(members)
-        if long := [members[name].registration for name, ms in left_ms.items() if ms > self._lease_ms]:
-            clamp_leases(self._link, self._keys, long, self._lease_ms)
+        if any(ms > self._lease_ms for ms in left_ms.values()):
+            clamp_leases(self._link, self._keys, left_ms, self._lease_ms)
         return max(_LEAST_S, min([_EVERY_S, *((ms + 1) / 1000 for ms in left_ms.values())]))
 
 

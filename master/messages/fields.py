@@ -102,7 +102,7 @@ class MessageFields:
         until_s, known, left = now_s() + self._within_s, dict[str, list[Any]](), list(ids)
         while left:
             some = left[:_READ_AT_ONCE]
-            values = self._scripts.run("read_fields", (stream,), (SHOWN_BYTES, len(names), *names, *some))
+            values = self._scripts.run("read_fields", (stream,), (SHOWN_BYTES, "", len(names), *names, *some))
             known.update(zip(some, values, strict=False))
             left = left[len(values) :]
             if now_s() > until_s:
@@ -145,15 +145,14 @@ class MessageFields:
     def _look(
         self, field: str, value: bytes, place: _SearchPosition, has_group: bool
     ) -> tuple[list[bytes], int, _SearchPosition | None]:
-        keys, last, ids, number = self._keys, b"", list[bytes](), 0
+        keys, last, ids, number, is_all = self._keys, b"", list[bytes](), 0, 1
         stream, group = (keys.dead if place.part == _DEAD else keys.stream), keys.group * (place.part == _PENDING)
         if (has_group or not group) and place.last != _HIGHEST:
             named = field.encode("utf-8", "surrogateescape")
-            last, ids, number = self._scripts.run(
-                "ticket_entries", (stream,), (named, value, b"(" + place.last, _FIND_AT_ONCE, group, "")
-            )
+            args = ("XRANGE", b"(" + place.last, "+", _FIND_AT_ONCE, named, value, "", group, "")
+            number, last, ids, is_all = self._scripts.run("find_entries", (stream,), args)
         further = place._replace(looked_at=place.looked_at + number)
-        if last:
+        if not is_all:
             return ids, number, further._replace(last=last)
         if place.part == _PENDING:
             return ids, number, further._replace(part=_UNREAD, last=place.since)

@@ -13,18 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import Fenced
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import UNREADABLE_DUE
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, from_rank, rank
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.scripts import ScriptRunner
-from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
 from usher.master.leader.entries import Rejected
-from usher.master.leader.leader_scripts import Due, DueLook, LeaderScripts
+from usher.master.leader.leader_scripts import Due, DueLook, LeaderScripts, LeaderService
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +36,7 @@ _AGAIN_MS = int(_AGAIN_S * 1000)
 _BLOCK_S, _LOOK_S = 5.0, 60.0
 
 
-class DelayedMessages(Service):
+class DelayedMessages(LeaderService):
     """Service that sends due messages. ``sources``: the gathered streams, of which a message names its own; None: there
     is one stream. ``on_rejected`` is called with those that became dead letters."""
 
@@ -55,21 +52,19 @@ class DelayedMessages(Service):
         ticket_field: str = "ticket_id",
         on_rejected: Callable[[Sequence[Rejected]], None] = lambda rejected: None,
     ) -> None:
-        super().__init__()
-        self._link, self._scripts, self._keys = link, ScriptRunner(link), keys
+        super().__init__(link, keys, lead, ticket_field)
         self._delayed = LogKeys(keys.stream).delayed
-        self._lead, self._sources, self._ticket_field, self._on_rejected = lead, sources, ticket_field, on_rejected
+        self._sources, self._on_rejected = sources, on_rejected
         # The last line of the action log that was seen, from which we hear that an operator may have moved a message.
         self._seen_action: bytes | None = None
         # By reason, of which there are few: how many failed since the last log line, and when that was written.
         self._unsent: dict[str, tuple[int, float]] = {}
         self.sent = 0
 
-    def run_once(self) -> float:
-        epoch = self._lead.epoch
-        if epoch is None:
-            return _LOOK_S  # an election wakes us
-        steps = LeaderScripts(self._scripts, self._keys, epoch, self._ticket_field)
+    def stand_by(self) -> float:
+        return _LOOK_S  # an election wakes us
+
+    def work(self, steps: LeaderScripts) -> float:
         try:
             if self._seen_action is None:
                 self._seen_action = self._newest_action()
@@ -81,9 +76,7 @@ class DelayedMessages(Service):
             else:
                 # else the trouble of the last turn is reported until this one ends, and a wait is long
                 self.works_again()
-                self._await(look, epoch)
-        except Fenced:
-            self._lead.lost(epoch)
+                self._await(look, steps.epoch)
         except CommandRefused as refused:
             event(log, "delayed_messages_refused", level=logging.ERROR, why=str(refused), way_out="see `usher doctor`")
             return _AGAIN_S

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from usher.common.base.clock import wall_ms
 from usher.common.base.errors import GroupMissing, UsherError
 from usher.common.base.text import escape_control
 from usher.common.protocol.keys import HALTED, MASTER, Keys
@@ -19,8 +18,6 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.action_log import KEPT, By, OperatorAction
 from usher.master.policy.rules import MOST_RULES, Rule, RuleAction, Rulebook, Target, dump, parse, rule_id, text_of
 
-#: Age in ms from which a drain may give way to a new rule, if its consumer is gone; and how many such drains are tried.
-_GIVES_WAY_MS, _TRIED = 86_400_000, 3
 #: Most records of the index looked at to count the messages that a pattern matches.
 _MOST_COUNTED = 100_000
 
@@ -93,18 +90,13 @@ class LiveRules:
         return read_rules(self._link, self._keys)
 
     def set(self, rule: Rule, by: By, what: str = "") -> RuleSetChange:
-        """Make this the rule for its target. When there are too many, the oldest drain gives way that is more than a
-        day old and whose consumer is not registered. Raises TooManyRules, and what ``Link.call`` raises; after
-        ReplyUnknown it is safe to ask again."""
+        """Make this the rule for its target. Raises TooManyRules, and what ``Link.call`` raises; after ReplyUnknown it
+        is safe to ask again."""
         chosen = rule_id(rule.target, rule.value, rule.action is RuleAction.LIMIT)
         on = f"{rule.target.value} {rule.value}".rstrip()
         on += f": {rule.bounds}" if rule.bounds else ""
         action = OperatorAction(by, what or rule.action.value, on)
         reply = self._change(chosen, dump(rule), action)
-        for gone in self._gone() if reply[0] == b"FULL" else ():
-            reply = self._change(chosen, dump(rule), action, gone)
-            if reply[0] != b"FULL":
-                break
         if reply[0] == b"FULL":
             raise TooManyRules(
                 f"there are {MOST_RULES} rules already: lift some (`usher rules` lists them), or use a pattern"
@@ -140,35 +132,11 @@ class LiveRules:
     def _former(self, chosen: str, reply: list[bytes]) -> Rule | None:
         return parse(chosen.encode(), reply[2]) if len(reply) > 2 and reply[2] else None
 
-    def _gone(self) -> list[tuple[bytes, bytes, bytes]]:
-        """Return drains of more than a day ago whose consumers are not registered, oldest first: id, stored value,
-        consumer."""
-        before_ms = wall_ms() - _GIVES_WAY_MS
-        stored = [
-            (parse(field, value), field, value)
-            for field, value in pairs(self._link.call("HGETALL", self._keys.rules)).items()
-        ]
-        old = sorted(
-            (one for one in stored if one[0].target is Target.CONSUMER and one[0].set_ms < before_ms),
-            key=lambda one: one[0].set_ms,
-        )
-        names = [rule.value.encode("utf-8", "surrogateescape") for rule, _, _ in old]
-        there = self._link.call("HMGET", self._keys.consumers, *names) if names else []
-        found = zip(old, names, there, strict=True)
-        return [(field, value, name) for (_, field, value), name, registered in found if registered is None][:_TRIED]
-
-    def _change(
-        self,
-        chosen: str,
-        stored: bytes,
-        action: OperatorAction,
-        gives_way: tuple[Arg, Arg, Arg] = ("", "", ""),
-        version: int | None = None,
-    ) -> Any:
+    def _change(self, chosen: str, stored: bytes, action: OperatorAction, version: int | None = None) -> Any:
         keys = self._keys
         line = (part.encode("utf-8", "surrogateescape") for part in action.line())
-        args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, *gives_way, "" if version is None else version, *line]
-        of_rules = (keys.rules, keys.counters, keys.changed, keys.actions, keys.consumers)
+        args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, "" if version is None else version, *line]
+        of_rules = (keys.rules, keys.counters, keys.changed, keys.actions)
         return self._scripts.run("change_rules", of_rules, args)
 
     def _handed_over(self, rule: Rule) -> tuple[int, bool]:

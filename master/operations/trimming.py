@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from usher.common.base.clock import now_s
@@ -19,16 +19,13 @@ from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import pairs, parse_span
 from usher.common.redis.scripts import ScriptRunner
-from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
+from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
 from usher.master.policy.trim import (
-    CheckpointNeeds,
     Cut,
-    GroupNeeds,
     Refused,
     Retention,
     RetentionFacts,
-    SavedPosition,
     decide,
 )
 from usher.master.settings import MasterSettings
@@ -73,30 +70,20 @@ class Trimming:
         return facts
 
     def cut(self, floor: bytes, *, archived_only: bool = False, at_once: int | None = None) -> Iterator[int]:
-        """Cut below ``floor``, page by page; yield the number of entries cut. Only whole nodes of the stream go: up to
-        some hundred entries stay.
-
-        Raises StillNeeded; no reader needed what was cut before that.
-        """
-        at_once = at_once or AT_ONCE
-        while True:
-            verdict, told = self._scripts.run("trim", *cut_call(self._keys.stream, floor, at_once, archived_only))
-            if verdict != b"CUT":
-                raise StillNeeded(
-                    f"{told.decode('utf-8', 'backslashreplace')} needs entries below {floor.decode()} by now; nothing"
-                    " more was cut"
-                )
-            if told:
-                yield int(told)
-            elif at_once < self._link.call("XLEN", self._keys.stream):
-                at_once *= 10  # a larger node (stream-node-max-entries) goes as a whole or not at all
-            else:
-                return
+        """Cut below ``floor``, page by page; yield the number of entries cut. Raises StillNeeded; no reader needed what
+        was cut before that."""
+        for page in cut_each(self._scripts, {self._keys.stream: floor}, at_once or AT_ONCE, archived_only):
+            [cut] = page.values()
+            if isinstance(cut, Exception):
+                raise cut
+            if cut:
+                yield cut
 
     def count_below(self, floor: bytes) -> int:
         total, last = 0, b"0-0"
         while total < COUNTED:
-            found, last, is_all = self._scripts.run("count_between", (self._keys.stream,), (last, b"(" + floor, _PAGE))
+            args = ("XRANGE", b"(" + last, b"(" + floor, _PAGE, "")
+            found, last, _, is_all = self._scripts.run("find_entries", (self._keys.stream,), args)
             total += found
             if is_all:
                 break
@@ -114,6 +101,36 @@ class Trimming:
     def forget_archive(self) -> bool:
         """Remove the archive's note. Return whether there was one. The next `usher audit archive` writes it again."""
         return bool(self._link.call("DEL", self._log_keys.archived, self._keys.archived))
+
+
+def cut_each(
+    scripts: ScriptRunner, floors: Mapping[str, bytes], at_once: int, archived_only: bool, gathered_by: str = ""
+) -> Iterator[dict[str, int | StillNeeded | CommandRefused]]:
+    """Cut each of these streams below its floor, at most ``at_once`` entries of each with each flight of calls. Yield
+    of each how many went with a flight, or why it is not cut any more. Only whole nodes of a stream go: up to some
+    hundred entries stay. ``gathered_by``: the gather group, for sources."""
+    most = dict.fromkeys(floors, at_once)
+    while most:
+        calls = [cut_call(one, floors[one], count, archived_only, gathered_by) for one, count in most.items()]
+        cut: dict[str, Any] = dict(zip(most, scripts.try_on_each("trim", calls), strict=True))
+        for stream, reply in cut.items():
+            if isinstance(reply, Exception) and not isinstance(reply, CommandRefused):
+                raise reply
+            if isinstance(reply, list) and reply[0] == b"CUT":
+                cut[stream] = int(reply[1])
+            elif isinstance(reply, list):
+                who, below = reply[1].decode("utf-8", "backslashreplace"), floors[stream].decode()
+                cut[stream] = StillNeeded(f"{who} needs entries below {below} by now; nothing more was cut")
+        nothing = [stream for stream, count in cut.items() if count == 0]
+        lengths = dict(zip(nothing, scripts.link.all_of([("XLEN", one) for one in nothing]), strict=True))
+        yield cut
+        # A node of a longer stream may hold more than one call cuts (stream-node-max-entries): it goes as a whole or
+        # not at all.
+        most = {
+            stream: count if cut[stream] else 10 * count
+            for stream, count in most.items()
+            if isinstance(cut[stream], int) and (cut[stream] or lengths[stream] > count)
+        }
 
 
 def look_at(link: Link, streams: Sequence[str]) -> list[RetentionFacts | CommandRefused | GroupMissing]:
@@ -155,12 +172,12 @@ def _facts(
         return oldest
     span, _, noted, kept, archived = look
     groups = [
-        GroupNeeds(_decode_reader_name(facts[b"name"]), facts[b"last-delivered-id"], first[0][0] if first else None)
+        (_decode_reader_name(facts[b"name"]), facts[b"last-delivered-id"], first[0][0] if first else None)
         for facts, first in zip(found, oldest, strict=True)
     ]
-    checkpoints = [_checkpoint(_decode_reader_name(name), value) for name, value in sorted(pairs(noted).items())]
+    checkpoints = [(_decode_reader_name(name), *_checkpoint(value)) for name, value in sorted(pairs(noted).items())]
     saved = [
-        SavedPosition(_decode_reader_name(name), value if _ID.fullmatch(value) else ZERO)
+        (_decode_reader_name(name), value if _ID.fullmatch(value) else ZERO)
         for name, value in sorted(pairs(kept).items())
     ]
     return RetentionFacts(None if span is None else parse_span(pairs(span)), groups, checkpoints, archived, saved)
@@ -180,22 +197,21 @@ def retention_of(settings: MasterSettings, *, work_stream: bool) -> Retention:
 def cut_call(
     stream: str, floor: bytes, at_once: int, archived_only: bool, gathered_by: str = ""
 ) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
-    """Return keys and arguments of trim.lua. ``gathered_by``: the gather group, for a source."""
+    """Return keys and arguments of trim.lua."""
     log_keys = LogKeys(stream)
     keys = (stream, log_keys.checkpoints, log_keys.archived, log_keys.groups)
     return keys, (floor, at_once, "1" if archived_only else "", gathered_by)
 
 
-class Trimmer(Service):
+class Trimmer(LeaderService):
     """Service that trims from time to time while this master leads (``every_s`` 0: never), and notes beside the group's
     position how long it keeps entries, and who holds it back."""
 
     name = "trim"
 
     def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, retention: Retention) -> None:
-        super().__init__()
-        self._link, self._trimming, self._keys, self._lead = link, Trimming(link, keys), keys, lead
-        self._every_s, self._retention = every_s, retention
+        super().__init__(link, keys, lead)
+        self._trimming, self._every_s, self._retention = Trimming(link, keys), every_s, retention
         self._wait_s = every_s or _IDLE_S
         self.stalls_after_s = max(10.0, 4 * _AT_REST * self._wait_s)
         self._untold = 0
@@ -205,10 +221,11 @@ class Trimmer(Service):
         self._facts: RetentionFacts | None = None
         self._is_noted = False
 
-    def run_once(self) -> float:
-        if self._lead.epoch is None:
-            self._is_noted = False  # another leader notes what it finds
-            return self._wait_s
+    def stand_by(self) -> float:
+        self._is_noted = False  # another leader notes what it finds
+        return self._wait_s
+
+    def work(self, steps: LeaderScripts) -> float:
         if not self._every_s:
             self._note(None)
             return self._wait_s
@@ -270,12 +287,12 @@ def _decode_reader_name(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def _checkpoint(name: str, value: bytes) -> CheckpointNeeds:
+def _checkpoint(value: bytes) -> tuple[bytes | None, int]:
     words = value.split(b" ")
     try:
         int(words[0])
         milliseconds, _, sequence = words[1].partition(b"-")
         int(milliseconds), int(sequence)
-        return CheckpointNeeds(name, words[1], int(words[2]))
+        return words[1], int(words[2])
     except (IndexError, ValueError):
-        return CheckpointNeeds(name, None, 0)
+        return None, 0

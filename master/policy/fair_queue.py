@@ -8,7 +8,7 @@ or it is time for a sweep).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -54,12 +54,6 @@ class TurnResult(NamedTuple):
     words: str
 
 
-def is_trouble(source: bytes, told: TurnResult, listed: frozenset[bytes]) -> bool:
-    """Return whether a person must look at the result. A key that matches a pattern and is not a stream is simply no
-    source."""
-    return told.outcome in _TROUBLES and (told.outcome is not TurnOutcome.NOT_A_STREAM or source in listed)
-
-
 @dataclass(frozen=True)
 class Turn:
     """A call: these sources, and at most ``quantum`` entries of each."""
@@ -68,41 +62,22 @@ class Turn:
     quantum: int
 
 
-class _Queue:
-    """Queue of sources, first in, first out, that holds none twice."""
+#: Sources, first in, first out, none of them twice.
+_Queue = OrderedDict[bytes, None]
 
-    def __init__(self) -> None:
-        self._order: deque[bytes] = deque()
-        self._there: set[bytes] = set()
 
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __contains__(self, source: bytes) -> bool:
-        return source in self._there
-
-    def add(self, source: bytes) -> None:
-        if source not in self._there:
-            self._there.add(source)
-            self._order.append(source)
-
-    def add_first(self, sources: Sequence[bytes]) -> None:
-        fresh = [source for source in sources if source not in self._there]
-        self._there.update(fresh)
-        self._order.extendleft(reversed(fresh))
-
-    def pop(self, most: int) -> list[bytes]:
-        popped = [self._order.popleft() for _ in range(min(most, len(self._order)))]
-        self._there.difference_update(popped)
-        return popped
+def _pop(queue: _Queue, most: int) -> list[bytes]:
+    return [queue.popitem(last=False)[0] for _ in range(min(most, len(queue)))]
 
 
 class Rounds:
     """All known sources, and those of our shards that wait for a turn."""
 
-    def __init__(self, batch: int) -> None:
-        """Make empty rounds. ``batch``: about this many entries are moved by one call."""
+    def __init__(self, batch: int, listed: frozenset[bytes] = frozenset()) -> None:
+        """Make rounds. ``batch``: about this many entries are moved by one call. ``listed``: names that are sources
+        whatever is there."""
         self._batch = batch
+        self._listed = listed
         self._shards: frozenset[int] = frozenset()
         self._known: dict[bytes, int] = {}
         self._doubted: set[bytes] = set()  # see ``doubt``
@@ -110,6 +85,7 @@ class Rounds:
         self._looks = _Queue()
         self._swept: set[bytes] = set()  # those in ``_looks`` only because of a sweep
         self.troubles: dict[bytes, TurnResult] = {}
+        self.found(listed)
 
     @property
     def known(self) -> int:
@@ -117,7 +93,7 @@ class Rounds:
 
     @property
     def mine(self) -> list[bytes]:
-        return [source for source, shard in self._known.items() if shard in self._shards]
+        return [source for source, shard in list(self._known.items()) if shard in self._shards]
 
     def holds(self, source: bytes) -> bool:
         return self._known.get(source) in self._shards
@@ -137,20 +113,19 @@ class Rounds:
             self._doubted.discard(source)
             if self._known.setdefault(source, shard_of(source)) in self._shards:
                 self._swept.discard(source)
-                self._news.add(source)
+                self._news.setdefault(source)
 
-    def doubt(self, listed: frozenset[bytes]) -> None:
+    def doubt(self) -> None:
         """Doubt the sources of other shards: all that exist are now reported to ``found``. Ours have turns, which tell
         when they are gone; of other shards nothing else would tell us."""
-        self._doubted = {
-            source for source, shard in self._known.items() if shard not in self._shards and source not in listed
-        }
+        others = {source for source, shard in self._known.items() if shard not in self._shards}
+        self._doubted = others - self._listed
 
     def forget_doubted(self) -> None:
         """Forget the doubted sources that were neither found nor changed since: they are gone."""
         for source in self._doubted:
             if self._known[source] not in self._shards:
-                self._forget(source)
+                del self._known[source]
         self._doubted.clear()
 
     def hold(self, shards: frozenset[int]) -> bool:
@@ -161,7 +136,7 @@ class Rounds:
             for source, shard in self._known.items():
                 if shard in taken:
                     self._swept.discard(source)
-                    self._looks.add(source)
+                    self._looks.setdefault(source)
         return bool(taken)
 
     def look_at_all(self) -> None:
@@ -180,8 +155,8 @@ class Rounds:
     def take(self) -> Turn | None:
         while self._news or self._looks:
             waiting = len(self._news) + len(self._looks)
-            looks = self._looks.pop(max(_MOST_SOURCES - len(self._news), _LOOKS))
-            news = self._news.pop(_MOST_SOURCES - len(looks))
+            looks = _pop(self._looks, max(_MOST_SOURCES - len(self._news), _LOOKS))
+            news = _pop(self._news, _MOST_SOURCES - len(looks))
             popped = dict.fromkeys((*news, *looks))
             sources = [source for source in popped if self._known.get(source) in self._shards]
             self._swept.difference_update(popped.keys() - sources)  # these are another master's by now, or gone
@@ -190,7 +165,12 @@ class Rounds:
                 return Turn(tuple(sources), quantum)
         return None
 
-    def answered(self, turn: Turn, told: Sequence[TurnResult], listed: frozenset[bytes] = frozenset()) -> list[bytes]:
+    def is_trouble(self, source: bytes, told: TurnResult) -> bool:
+        """Return whether a person must look at the result. A key that matches a pattern and is not a stream is simply
+        no source."""
+        return told.outcome in _TROUBLES and (told.outcome is not TurnOutcome.NOT_A_STREAM or source in self._listed)
+
+    def answered(self, turn: Turn, told: Sequence[TurnResult]) -> list[bytes]:
         """Note the results of a turn. Sources that were not served come first in the next one; those that are not (or
         no longer) streams are forgotten, unless they are listed. Return the sources in which a sweep found new entries
         that were not announced (yet)."""
@@ -198,29 +178,31 @@ class Rounds:
         unsaid = [source for source, one in zip(turn.sources, told, strict=True) if one.moved and source in self._swept]
         self._swept.difference_update(turn.sources)
         for source, one in zip(turn.sources, told, strict=True):
-            if is_trouble(source, one, listed):
+            if self.is_trouble(source, one):
                 if len(self.troubles) < _MOST_TROUBLES or source in self.troubles:
                     self.troubles[source] = one
             else:
                 self.troubles.pop(source, None)
             if one.outcome is TurnOutcome.MORE:
-                self._news.add(source)
+                self._news.setdefault(source)
             elif one.outcome is TurnOutcome.FULL:
                 unserved.append(source)
-            elif one.outcome in _NO_SOURCE and source not in listed and source not in self._news:
-                self._forget(source)
+            elif one.outcome in _NO_SOURCE and source not in self._listed and source not in self._news:
+                self._known.pop(source, None)
                 self._doubted.discard(source)
-        self._news.add_first(unserved)
+        self._put_first(unserved)
         return unsaid
 
     def again(self, turn: Turn) -> None:
         """Put back a turn whose outcome is unknown: all of it is looked at again, before everything else."""
         self._swept.difference_update(turn.sources)
-        self._news.add_first(turn.sources)
+        self._put_first(turn.sources)
 
-    def _forget(self, source: bytes) -> None:
-        self._known.pop(source, None)
+    def _put_first(self, sources: Sequence[bytes]) -> None:
+        for source in reversed([one for one in sources if one not in self._news]):
+            self._news[source] = None
+            self._news.move_to_end(source, last=False)
 
     def _look_at(self, source: bytes) -> None:
         if self._known[source] in self._shards:
-            self._looks.add(source)
+            self._looks.setdefault(source)

@@ -14,18 +14,6 @@ from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, after, be
 
 
 @dataclass(frozen=True)
-class Restart:
-    """Order to make the group at ``start``. ``repeat``: first and last id that may be delivered again; ``lost``: ids
-    between which unfinished entries are no longer in the stream. None: there are none. ``first_time``: there never was
-    a group."""
-
-    start: bytes
-    repeat: tuple[bytes, bytes] | None = None
-    lost: tuple[bytes, bytes] | None = None
-    first_time: bool = False
-
-
-@dataclass(frozen=True)
 class Memory:
     """Memory that a master has of the group: the position that it saved last, and the first and last id that it has
     read since (None: nothing, or it never saved a position). ``fallen``: a lower position that Redis has instead."""
@@ -88,15 +76,15 @@ def set_back(memory: Memory, delivered: bytes, last_generated: bytes) -> tuple[I
 
 
 def restart(
-    position: GroupPosition | None, span: Span | None, saved: bool = True, taken: bytes | None = None
-) -> Restart:
-    """Decide where the group begins again, from how far it was (None: not known), the span of the stream (None: it is
-    gone), and the last id that was ``taken`` (``Keys.taken``), because the position is older than that.
+    position: GroupPosition, span: Span | None, saved: bool = True, taken: bytes | None = None
+) -> tuple[bytes, IdRange | None, IdRange | None]:
+    """Decide where the group begins again, from how far it was, the span of the stream (None: it is gone), and the last
+    id that was ``taken`` (``Keys.taken``), because the position is older than that. Return also the ids that may be
+    delivered again, and those between which unfinished entries are no longer in the stream.
 
     =============================================  =======  ===================  ===========================
     case                                           start    repeat               lost
     =============================================  =======  ===================  ===========================
-    no position                                    0-0      -                    -
     not ``saved``: the position is gone from       0-0      first .. given       oldest pending .. delivered
     Redis too, and so is all that it had
     the stream is gone, or it is a new one, whose  0-0      first .. taken       oldest pending .. delivered
@@ -111,8 +99,6 @@ def restart(
     The floor is just below the oldest pending entry, or the last delivered id when nothing was pending. A stream that
     is gone may come back with any ids, also lower ones: its group begins at 0-0.
     """
-    if position is None:
-        return Restart(ZERO, first_time=True)
     delivered = position.delivered
     floor = before(position.oldest_pending) if position.oldest_pending is not None else delivered
     undone = _range(after(floor), delivered)
@@ -120,13 +106,13 @@ def restart(
     if taken is not None and rank(taken) > rank(last):
         taken = None
     if not saved:
-        return Restart(ZERO, _range(first, _highest(taken, delivered)), undone)
+        return ZERO, _range(first, _highest(taken, delivered)), undone
     if span is None or rank(last) < rank(delivered):
-        return Restart(ZERO, _range(first, taken), undone)
+        return ZERO, _range(first, taken), undone
     if first is None:
-        return Restart(floor, None, undone)
+        return floor, None, undone
     lost = _range(undone[0], min(before(first), delivered, key=rank)) if undone is not None else None
-    return Restart(floor, _range(_highest(first, after(floor)), _highest(taken, delivered)), lost)
+    return floor, _range(_highest(first, after(floor)), _highest(taken, delivered)), lost
 
 
 def _highest(known_id: bytes | None, other: bytes) -> bytes:

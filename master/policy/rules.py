@@ -213,7 +213,7 @@ class Rulebook:
 
     @property
     def is_empty(self) -> bool:
-        return not (self._tickets or self._patterns or self._tenants or self._broad)
+        return not (self._tickets or self._patterns or self._tenants or self._broad or self.tenant_limits)
 
     @property
     def holds_tenants(self) -> bool:
@@ -256,45 +256,42 @@ def _stronger(one: Rule | None, other: Rule | None) -> Rule | None:
     return other if other.strength > one.strength else one
 
 
-class TicketTokenBuckets:
-    """Token buckets of slowed tickets. A bucket begins with one token and holds at most those of a second, but at least
-    one."""
+class TokenBuckets:
+    """Token buckets of what is slowed, by name. A bucket begins with one token and holds at most those of a second, but
+    at least one."""
 
     #: Number of buckets above which those that have a token are forgotten.
     _MANY = 1000
 
     def __init__(self) -> None:
-        self._buckets: dict[bytes, tuple[float, float, float]] = {}  # ticket -> tokens, at this time, rate
+        self._buckets: dict[bytes, tuple[float, float, float]] = {}  # name -> tokens, at this time, rate
         self._most = self._MANY
 
-    def tokens(self, ticket: bytes, rate: float, now_s: float) -> int:
-        tokens, at_s, _ = self._buckets.get(ticket, (1.0, now_s, rate))
+    def tokens(self, name: bytes, rate: float, now_s: float) -> int:
+        tokens, at_s, _ = self._buckets.get(name, (1.0, now_s, rate))
         tokens = min(max(1.0, rate), tokens + rate * max(0.0, now_s - at_s))
         if len(self._buckets) >= self._most:
             self._forget(now_s)
-        self._buckets[ticket] = (tokens, now_s, rate)
+        self._buckets[name] = (tokens, now_s, rate)
         return int(tokens)
 
-    def spend(self, ticket: bytes, count: int) -> None:
-        tokens, at_s, rate = self._buckets[ticket]
-        self._buckets[ticket] = (tokens - count, at_s, rate)
+    def spend(self, name: bytes, count: int) -> None:
+        """Take tokens out, or, with less than 0, give them back. A bucket that was forgotten meanwhile begins anew
+        anyway."""
+        if bucket := self._buckets.get(name):
+            tokens, at_s, rate = bucket
+            self._buckets[name] = (tokens - count, at_s, rate)
 
-    def give_back(self, ticket: bytes, count: int) -> None:
-        """Give back tokens of messages that were not handed over after all. A bucket that was forgotten meanwhile
-        begins anew anyway."""
-        if ticket in self._buckets:
-            self.spend(ticket, -count)
-
-    def due_s(self, ticket: bytes, rate: float, now_s: float = 0.0) -> float:
+    def due_s(self, name: bytes, rate: float, now_s: float = 0.0) -> float:
         """Return when to ask again: with the next token, but not more often than ten times a second. ``now_s``: for a
         bucket that nobody has asked for yet."""
-        tokens, at_s, _ = self._buckets.get(ticket, (1.0, now_s, rate))
+        tokens, at_s, _ = self._buckets.get(name, (1.0, now_s, rate))
         return at_s + max(0.1 if rate > 10 else 0.0, (1.0 - tokens) / rate)
 
     def _forget(self, now_s: float) -> None:
         """Forget the buckets that have a token again: they begin anew when asked for, with less, never with more."""
         buckets = self._buckets.items()
         self._buckets = {
-            ticket: (has, at_s, rate) for ticket, (has, at_s, rate) in buckets if has + rate * (now_s - at_s) < 1
+            name: (has, at_s, rate) for name, (has, at_s, rate) in buckets if has + rate * (now_s - at_s) < 1
         }
         self._most = max(self._MANY, 2 * len(self._buckets))

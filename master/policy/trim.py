@@ -22,39 +22,17 @@ from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
 _LONG_MS = 3_600_000
 
 
-class GroupNeeds(NamedTuple):
-    """A consumer group: the last id it was given, and the lowest one that is pending."""
-
-    name: str
-    delivered: bytes
-    oldest_pending: bytes | None
-
-
-class CheckpointNeeds(NamedTuple):
-    """A log consumer's registered checkpoint; ``noted_ms``: when it was registered. ``last_id`` None: the note cannot
-    be read."""
-
-    name: str
-    last_id: bytes | None
-    noted_ms: int
-
-
-class SavedPosition(NamedTuple):
-    """The lowest id that a group would read again if it were lost now."""
-
-    group: str
-    keeps_from: bytes
-
-
 class RetentionFacts(NamedTuple):
-    """A stream and all its readers. ``archived`` None: there is no archive. ``saved``: of all groups whose readers save
-    it, including groups that are gone."""
+    """A stream and all its readers. ``groups``: name, the last id that it was given, and the lowest one that is
+    pending. ``checkpoints``: of log consumers, name, id (None: the note cannot be read), and when it was noted.
+    ``archived`` None: there is no archive. ``saved``: the lowest id that a group would read again if it were lost now,
+    of all groups whose readers save it, including groups that are gone."""
 
     span: Span | None
-    groups: Sequence[GroupNeeds]
-    checkpoints: Sequence[CheckpointNeeds]
+    groups: Sequence[tuple[str, bytes, bytes | None]]
+    checkpoints: Sequence[tuple[str, bytes | None, int]]
     archived: bytes | None
-    saved: Sequence[SavedPosition] = ()
+    saved: Sequence[tuple[str, bytes]] = ()
 
 
 class RetentionRow(NamedTuple):
@@ -96,12 +74,9 @@ class Refused(NamedTuple):
 
 def readers(facts: RetentionFacts, *, archived_only: bool = False) -> list[RetentionRow]:
     """Return the readers that the stream is kept for, the neediest first; with ``archived_only`` the archive too."""
-    found = [_group(group) for group in facts.groups]
-    found += [_checkpoint(one.name, one.last_id, facts.span) for one in facts.checkpoints if one.last_id is not None]
-    found += [
-        RetentionRow("saved position", one.group, one.keeps_from, "would begin here again if it were lost")
-        for one in facts.saved
-    ]
+    found = [_group(*group) for group in facts.groups]
+    found += [_checkpoint(name, last_id, facts.span) for name, last_id, _ in facts.checkpoints if last_id is not None]
+    found += [RetentionRow("saved position", *one, "would begin here again if it were lost") for one in facts.saved]
     if archived_only and facts.archived is not None:
         found.append(RetentionRow("archive", "archived", facts.archived, "is archived up to here"))
     return sorted(found, key=lambda reader: rank(reader.keeps_from))
@@ -183,20 +158,15 @@ def decide_gathered(
 def _gathered(facts: RetentionFacts, group: str) -> bytes | None:
     """Return the id up to which the source was gathered, or None. A copied or renamed stream brings its groups along,
     but neither their saved positions nor what log consumers have noted."""
-    if group not in [one.group for one in facts.saved]:
+    if group not in [name for name, _ in facts.saved]:
         return None
-    return next((one.delivered for one in facts.groups if one.name == group), None)
+    return next((delivered for name, delivered, _ in facts.groups if name == group), None)
 
 
-def _group(group: GroupNeeds) -> RetentionRow:
-    if group.oldest_pending is not None and rank(group.oldest_pending) <= rank(group.delivered):
-        return RetentionRow("group", group.name, group.oldest_pending, "has this entry pending")
-    return RetentionRow(
-        "group",
-        group.name,
-        group.delivered,
-        "has read nothing yet" if group.delivered == ZERO else "has read up to here",
-    )
+def _group(name: str, delivered: bytes, oldest: bytes | None) -> RetentionRow:
+    if oldest is not None and rank(oldest) <= rank(delivered):
+        return RetentionRow("group", name, oldest, "has this entry pending")
+    return RetentionRow("group", name, delivered, f"has read {'nothing yet' if delivered == ZERO else 'up to here'}")
 
 
 def _checkpoint(name: str, last_id: bytes, span: Span | None) -> RetentionRow:
@@ -207,33 +177,28 @@ def _checkpoint(name: str, last_id: bytes, span: Span | None) -> RetentionRow:
 
 
 def _lost(facts: RetentionFacts, span: Span, archived_only: bool) -> list[str]:
-    there = {group.name for group in facts.groups}
+    there = {name for name, _, _ in facts.groups}
     problems = [
-        f"group {one.group} is gone, and would read again from {one.keeps_from.decode()}: start its readers (a master),"
-        f" which make it again, and look for `group_lost`, or `usher trim --forget-group {shlex.quote(one.group)}` if"
-        " it no longer exists"
-        for one in facts.saved
-        if one.group not in there
+        f"group {name} is gone, and would read again from {keeps_from.decode()}: start its readers (a master), which"
+        f" make it again, and look for `group_lost`, or `usher trim --forget-group {shlex.quote(name)}` if it no longer"
+        " exists"
+        for name, keeps_from in facts.saved
+        if name not in there
     ]
-    for one in facts.checkpoints:
-        if one.last_id is None:
-            forget = f"`usher trim --forget {shlex.quote(one.name)}`"
-            problems.append(
-                f"checkpoint {one.name}: what is noted cannot be read; start this log consumer, or {forget}"
-            )
-        elif rank(one.last_id) > rank(span.last_generated):
-            problems.append(
-                f"checkpoint {one.name} is at {one.last_id.decode()}, above the stream's last id"
-                f" {span.last_generated.decode()}: the stream was lost or made anew; reset this log consumer, or `usher"
-                f" trim --forget {shlex.quote(one.name)}` if it no longer exists"
-            )
+    for name, last_id, _ in facts.checkpoints:
+        forget = f"`usher trim --forget {shlex.quote(name)}`"
+        if last_id is None:
+            problems.append(f"checkpoint {name}: what is noted cannot be read; start this log consumer, or {forget}")
+            continue
+        if rank(last_id) > rank(span.last_generated):
+            why = f"above the stream's last id {span.last_generated.decode()}: the stream was lost or made anew"
         # A checkpoint just below the first entry has missed nothing.
-        elif one.last_id != ZERO and span.first is not None and rank(one.last_id) + 1 < rank(span.first):
-            problems.append(
-                f"checkpoint {one.name} is at {one.last_id.decode()}, below the first entry {span.first.decode()}:"
-                " somebody else has cut what it had not read; reset this log consumer, or `usher trim --forget"
-                f" {shlex.quote(one.name)}` if it no longer exists"
-            )
+        elif last_id != ZERO and span.first is not None and rank(last_id) + 1 < rank(span.first):
+            why = f"below the first entry {span.first.decode()}: somebody else has cut what it had not read"
+        else:
+            continue
+        at = f"checkpoint {name} is at {last_id.decode()}, {why}"
+        problems.append(f"{at}; reset this log consumer, or {forget} if it no longer exists")
     if archived_only and facts.archived is not None and rank(facts.archived) > rank(span.last_generated):
         last = span.last_generated.decode()
         problems.append(

@@ -1,5 +1,5 @@
-"""Repairs while a master leads: dead incarnations are recovered and reaped, and what nobody reported and what nobody
-works on is found.
+"""Repairs: what a new leader takes over, and, while it leads, dead incarnations that are recovered and reaped, and what
+nobody reported and nobody works on, which is found.
 
 But for the janitor they have no threads: the dispatcher gives them turns, because they change the board. A sweep on a
 thread of its own, say, could bring a ticket's older entries to ``master`` unseen, while the dispatcher hands over a
@@ -8,30 +8,39 @@ newer one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import Fenced, GroupMissing, NotNow
+from usher.common.base.errors import GroupMissing, NotNow
 from usher.common.base.log import event
 from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.mishaps import DeclaredLoss, format_id_range
+from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.registration import name_of
+from usher.common.protocol.stream_id import ZERO, Span, before, rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import TicketStream
-from usher.common.redis.scripts import ScriptRunner
-from usher.common.runtime.service import Service
+from usher.common.redis.replies import TicketStream, redis_ms
 from usher.master.leader.elector import Lead
-from usher.master.leader.entries import Rejected, partition_entries
-from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts
-from usher.master.membership.registry import read_registry
+from usher.master.leader.entries import PeekedEntry, Rejected, partition_entries
+from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts, LeaderService
+from usher.master.membership.registry import RegisteredConsumer, read_registry
 from usher.master.policy.board.board import Board
+from usher.master.policy.group_loss import Memory, reached, restart, set_back
 
 log = logging.getLogger(__name__)
 
 #: Entries taken back or read by one script call; tickets whose records are compared with memory per turn;
 #: attempts, or errors, that the janitor looks at in one turn, roughly.
 PAGE = 500
+#: Entries and records that a takeover takes in before it says that it goes on; and seconds between two of its looks
+#: whether leases have ended.
+_TAKEN_IN, _LOOK_S = 1000, 0.1
 #: Letters that are counted anew in one turn: their bodies are copied.
 _LETTERS = 100
 #: COUNT of XAUTOCLAIM, which looks at ten times as many entries per call; so the dispatcher stops for a millisecond,
@@ -45,75 +54,67 @@ _STEP_S = 0.02
 _PAUSE_S = 0.02
 
 
+def take_in(
+    board: Board, steps: LeaderScripts, found: Sequence[PeekedEntry], gone: Iterable[bytes] = ()
+) -> list[Rejected]:
+    """Take in entries that are under ``master`` now, wherever they were before, and forget those that are ``gone``.
+    Return those that can be handed to no consumer."""
+    usable, rejected = partition_entries(found)
+    board.take_in(usable)
+    board.learn(steps.marks.read(found))
+    board.drop(gone)
+    return rejected
+
+
+@dataclass
+class _Recovery:
+    began_s: float
+    is_quiet: bool
+    entries: int = 0
+
+
 class Recoverer:
     """Queue of the dead incarnations that are being recovered, first come first."""
 
     def __init__(self, counts: LeaderCounters | None = None) -> None:
         self._counts = counts or LeaderCounters()
-        self._queue: deque[str] = deque()
-        self._taken: dict[str, int] = {}
-        self._began_s: dict[str, float] = {}
-        self._unsure: list[bytes] = []
-        self._quiet: set[str] = set()
+        self._queue: dict[str, _Recovery] = {}
 
     def add(self, incarnation: str, *, quietly: bool = False) -> None:
-        """Begin to recover an incarnation. ``quietly``: it left after a clean drain, so nothing is pending, and its
-        recovery is neither logged nor counted."""
-        if incarnation not in self._taken:
-            self._queue.append(incarnation)
-            self._taken[incarnation] = 0
-            self._began_s[incarnation] = now_s()
-            if quietly:
-                self._quiet.add(incarnation)
+        """Begin to recover an incarnation. ``quietly``: its recovery is neither logged nor counted."""
+        self._queue.setdefault(incarnation, _Recovery(now_s(), quietly))
 
     def has(self, incarnation: str) -> bool:
-        return incarnation in self._taken
+        return incarnation in self._queue
 
     @property
     def is_busy(self) -> bool:
         return bool(self._queue)
 
-    def take_unsure(self) -> list[bytes]:
-        unsure, self._unsure = self._unsure, []
-        return unsure
-
-    def turn(self, board: Board, steps: LeaderScripts, rejected: list[Rejected]) -> None:
-        """Recover one page of the first incarnation. Entries that can be handed to no consumer are added to
-        ``rejected``."""
+    def turn(self, board: Board, steps: LeaderScripts, rejected: list[Rejected]) -> Sequence[bytes]:
+        """Recover one page of the first incarnation. When its list is empty, its tickets are free, except those that a
+        drain or a successor has: return these, whose records must be read again. Entries that can be handed to no
+        consumer are added to ``rejected``."""
         if not self._queue:
-            return
-        incarnation = self._queue[0]
+            return ()
+        incarnation, recovery = next(iter(self._queue.items()))
         page = steps.take_back(incarnation, PAGE)
         if page.alive:
-            self._forget(incarnation)
-            board.keep(incarnation)
-            return
-        usable, unusable = partition_entries(page.found)
-        board.take_in(usable)
-        board.learn(steps.marks.read(page.found))
-        rejected += unusable
-        self._taken[incarnation] += page.size
-        if page.size == 0:
-            self._end(incarnation, board, steps)
-
-    def _end(self, incarnation: str, board: Board, steps: LeaderScripts) -> None:
-        """End a recovery, when the incarnation's list is empty: its tickets are free, except those that a drain or a
-        successor has."""
-        freed = steps.free_tickets(incarnation, board.unfinished(incarnation))
-        if freed is None:
-            return  # it was handed something after all; the next turn takes it back
+            del self._queue[incarnation]
+            if incarnation in board.consumers:
+                board.keep(incarnation)
+            return ()
+        rejected += take_in(board, steps, page.found)
+        recovery.entries += page.size
+        if page.size or (freed := steps.free_tickets(incarnation, board.unfinished(incarnation))) is None:
+            return ()  # None: it was handed something after all; the next turn takes it back
         board.take_in(freed.parked)
-        if incarnation not in self._quiet:
-            seconds = now_s() - self._began_s[incarnation]
-            event(log, "consumer_recovered", consumer=incarnation, entries=self._taken[incarnation], seconds=seconds)
-            self._counts.recovered(seconds)
-        self._forget(incarnation)
-        self._unsure += board.recovered(incarnation, freed.others)
-
-    def _forget(self, incarnation: str) -> None:
-        self._queue.remove(incarnation)
-        self._quiet.discard(incarnation)
-        del self._taken[incarnation], self._began_s[incarnation]
+        if not recovery.is_quiet:
+            seconds = now_s() - recovery.began_s
+            event(log, "consumer_recovered", consumer=incarnation, entries=recovery.entries, seconds=seconds)
+            self._counts.recoveries.add([int(seconds * 1_000_000)])
+        del self._queue[incarnation]
+        return board.recovered(incarnation, freed.others)
 
 
 class IdleSweep:
@@ -151,12 +152,7 @@ class IdleSweep:
             event(
                 log, "orphaned_entries_found", level=logging.WARNING, count=len(swept.strays), former=",".join(former)
             )
-            strays = [found for found, _ in swept.strays]
-            usable, unusable = partition_entries(strays)
-            board.take_in(usable)
-            board.learn(steps.marks.read(strays))
-            rejected += unusable
-        board.drop(swept.gone)
+        rejected += take_in(board, steps, [found for found, _ in swept.strays], swept.gone)
         if swept.gone:
             event(log, "pending_entries_deleted", level=logging.WARNING, count=len(swept.gone), first=swept.gone[0])
         self._next_s = now_s + (self._every_s if swept.cursor == b"0-0" else _STEP_S)
@@ -212,7 +208,7 @@ class Reconciler:
         return owner, names, not self._pages
 
 
-class Janitor(Service):
+class Janitor(LeaderService):
     """Service that forgets dead incarnations once nothing is pending for them, and the attempts and errors of messages
     that ended without their owner, and mends the index of the dead letters, while this master leads. Otherwise Redis
     would keep a name in the group for every restart there ever was, and a field for every such message. Its step
@@ -230,42 +226,33 @@ class Janitor(Service):
     ) -> None:
         """Make a janitor. ``in_use``: whether the dispatcher still works with an incarnation; its registration tells a
         loss from a drain."""
-        super().__init__()
-        self._in_use = in_use
-        self._link = link
-        self._scripts = ScriptRunner(link)
+        super().__init__(link, keys, lead)
+        self._in_use, self._every_s = in_use, every_s
         self._stream = TicketStream(link, keys)
-        self._keys = keys
-        self._lead = lead
-        self._every_s = every_s
         self._cursor, self._noted, self._next_noted = b"0", keys.attempts, keys.errors
         self._recounted = b""  # up to here
         self.stalls_after_s = max(10.0, 4 * _CALM * every_s)
 
-    def run_once(self) -> float:
-        epoch = self._lead.epoch
-        if epoch is not None:
-            try:
-                steps = LeaderScripts(self._scripts, self._keys, epoch, "")
-                is_clean = self._reap(steps)
-                self._cursor, _ = steps.forget_attempts(self._noted, self._cursor, PAGE)
-                if is_done := self._cursor == b"0":
-                    self._noted, self._next_noted = self._next_noted, self._noted
-                try:
-                    before, self._recounted = self._recounted, steps.recount_letters(self._recounted, _LETTERS)
-                except NotNow:  # memory is full, say: the index stays as it is, which is told
-                    return self._every_s
-                if self._recounted:
-                    return _PAUSE_S
-                if before:
-                    event(log, "letters_recounted", level=logging.WARNING)
-                if is_done and is_clean:
-                    return _CALM * self._every_s
-            except Fenced:
-                self._lead.lost(epoch)
-            except GroupMissing:
-                pass  # the dispatcher notices and makes it again
+    def stand_by(self) -> float:
         return self._every_s
+
+    def work(self, steps: LeaderScripts) -> float:
+        try:
+            is_clean = self._reap(steps)
+            self._cursor, _ = steps.forget_attempts(self._noted, self._cursor, PAGE)
+        except GroupMissing:  # the dispatcher notices and makes it again
+            return self._every_s
+        if is_done := self._cursor == b"0":
+            self._noted, self._next_noted = self._next_noted, self._noted
+        try:
+            before, self._recounted = self._recounted, steps.recount_letters(self._recounted, _LETTERS)
+        except NotNow:  # memory is full, say: the index stays as it is, which is told
+            return self._every_s
+        if self._recounted:
+            return _PAUSE_S
+        if before:
+            event(log, "letters_recounted", level=logging.WARNING)
+        return _CALM * self._every_s if is_done and is_clean else self._every_s
 
     def _reap(self, steps: LeaderScripts) -> bool:
         """Forget the incarnations that are over; return whether there were none. Names that are no incarnation of ours
@@ -285,3 +272,166 @@ class Janitor(Service):
             if steps.reap(incarnation, name_of(incarnation), stored):
                 event(log, "consumer_reaped", consumer=incarnation)
         return not over
+
+
+class Takeover:
+    """The takeover of a new epoch: it reads what the leader must know before it reads anything new; otherwise a
+    ticket's second message might go out before its first. And the state that the epoch begins with.
+
+    Memory (``board``) starts empty. The tickets of living owners come from the index; the entries of dead incarnations
+    are taken back until their lists are empty; then all entries pending under ``master`` are taken in, in id order.
+    ``highest_pending``: it may be above ``last_delivered``.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        stream: TicketStream,
+        steps: LeaderScripts,
+        board: Board,
+        made_progress: Callable[[], None],
+    ) -> None:
+        self._link, self._keys, self._stream, self._steps, self.board = link, keys, stream, steps, board
+        self._made_progress = made_progress
+        self.members: dict[str, RegisteredConsumer] = {}
+        self.last_delivered = self.highest_pending = ZERO
+        self.taken_back = 0
+
+    def facts(self) -> dict[str, Any]:
+        board = self.board
+        counts = {"consumers": len(board.consumers), "tickets": len(board.tickets), "parked": board.parked}
+        return counts | {"taken_back": self.taken_back}
+
+    def run(self, memory: Memory) -> Takeover:
+        """Read everything. ``memory``, from before this epoch, only makes the report about a lost group more exact.
+        Raises Fenced, and what Link.call raises."""
+        stream, steps, board = self._stream, self._steps, self.board
+        was_there = self._ensure_group(memory)
+        steps.begin(is_new=not was_there)
+        board.waits.learn_time(redis_ms(self._link), now_s())
+        span = stream.span() or Span(None, ZERO)
+        delivered = stream.last_delivered()
+        again, lost = set_back(memory, delivered, span.last_generated) if was_there else (None, None)
+        if again or lost:
+            steps.losses.set_back(again, lost)
+        self.members = read_registry(self._link, self._keys)
+        for incarnation, member in self.members.items():
+            if member.alive:
+                one = member.registration
+                board.join(incarnation, one.name, one.slots, one.capacity, member.accepts)
+        # Entries that the stream has had and the group has not been given were lost with the group: they come as new,
+        # unless they are gone.
+        below = before(span.first) if span.first is not None else span.last_generated
+        dead = self._load_index(max(delivered, below, key=rank))
+        living = set(board.consumers) - dead
+        held = {name.decode(errors="replace"): pending for name, pending in stream.group_consumers() if pending}
+        # A name that no incarnation can have is not ours to end; the idle sweep finds what it holds.
+        self._recover(dead | {name for name in held if ":" in name and name not in living}, held)
+        self._learn_tenants()
+        self._take_in_parked()
+        self.highest_pending, self.last_delivered = stream.highest_pending() or ZERO, stream.last_delivered()
+        return self
+
+    def _ensure_group(self, memory: Memory) -> bool:
+        """Make the group where it was, if it is missing, and declare in exact ids what may repeat or is lost. Return
+        whether it was there."""
+        keys, stream, steps = self._keys, self._stream, self._steps
+        try:
+            stream.group_facts()
+            return True
+        except GroupMissing:
+            with contextlib.suppress(GroupMissing):
+                steps.begin()  # no turn of another leader reads from the group that is made now
+            saved, taken = stream.saved_position(), self._link.call("GET", keys.taken)
+            position, span = reached(saved, memory), stream.span()
+        if position is None:  # there never was one
+            stream.create_group(ZERO)
+            event(log, "group_created", stream=keys.stream, group=keys.group)
+            return False
+        known = None if taken is None else taken.partition(b" ")[0]
+        start, repeat, lost = restart(position, span, saved is not None, known)
+        self._end_all()
+        steps.losses.declare(DeclaredLoss("group_lost", repeat, lost))
+        stream.create_group(start)
+        facts: dict[str, Any] = {"stream": keys.stream, "group": keys.group, "restarted_at": start}
+        facts |= {"may_repeat": format_id_range(repeat), "lost": format_id_range(lost)}
+        facts |= {} if span else {"unread": "unread messages are gone with the stream"}
+        event(log, "group_lost", level=logging.ERROR, **facts)
+        return False
+
+    def _end_all(self) -> None:
+        """Have all incarnations end that may have something, and wait until their leases have ended: with the pending
+        list it is lost who has what, and all of it is handed over again, in order."""
+        owners = {record.owner.decode() for _, record in self._stream.records() if record is not None}
+        living = [name for name in owners | read_registry(self._link, self._keys).keys() if ":" in name]
+        while living := [one for one in living if self._steps.revoke(one)]:
+            self._made_progress()
+            time.sleep(_LOOK_S)
+
+    def _load_index(self, read_up_to: bytes) -> set[str]:
+        """Put every record on the board, as far as the pending list bears it out; no entry that comes as new is up to
+        ``read_up_to``. Return the owners that do not live."""
+        dead = set()
+        now, last_read = now_s(), rank(read_up_to)
+        pending: dict[bytes, set[bytes]] = {}
+        for number, (ticket, record) in enumerate(self._stream.records()):
+            if number % _TAKEN_IN == 0:
+                self._made_progress()
+            if record is None:
+                event(log, "record_unreadable", level=logging.ERROR, ticket=ticket)
+                self.board.halt(ticket, now)
+                continue
+            owner, fence, ids = record
+            if is_given_back(owner):
+                # Entries that come as new are not parked under ``master``.
+                ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
+            elif owner != HALTED:
+                if owner not in pending:
+                    pending[owner] = set(self._stream.pending_of(owner))
+                ids = [entry_id for entry_id in ids if entry_id in pending[owner]]
+                if not ids:
+                    self.board.over.add(ticket)
+                    continue
+            to_recover = self.board.set_record(ticket, owner, fence, ids, now)
+            if to_recover is not None:
+                dead.add(to_recover)
+        return dead
+
+    def _recover(self, dead: set[str], held: Mapping[str, int]) -> None:
+        """Bring all entries of dead incarnations to ``master``. One whose lease lives but which is not on the roster
+        (somebody deleted its registration) keeps its tickets, and gets no others. With every new roster the dispatcher
+        checks again, until the lease has ended."""
+        recoverer = Recoverer()
+        for incarnation in sorted(dead):
+            recoverer.add(incarnation, quietly=True)
+        while recoverer.is_busy:
+            # Nobody else acts in our epoch, but a drain that ended just now may have given tickets back; all under
+            # ``master``, rejected ones included, is read afterwards.
+            for ticket in recoverer.turn(self.board, self._steps, []):
+                self.board.clear_record(ticket)
+            self._made_progress()
+        for incarnation in sorted(dead & self.board.consumers.keys()):
+            event(log, "unregistered_consumer", level=logging.WARNING, consumer=incarnation)
+        self.taken_back = sum(held.get(name, 0) for name in dead - self.board.consumers.keys())
+
+    def _learn_tenants(self) -> None:
+        """Learn the tenants of tickets in processing from their first messages there: nothing else of them may be
+        read."""
+        owned = [(next(iter(one.running)), one.name) for one in self.board.tickets.values() if one.running]
+        for at in range(0, len(owned) if self._steps.marks.tells_tenants else 0, _TAKEN_IN):
+            self.board.learn(self._steps.tenants_of(owned[at : at + _TAKEN_IN]))
+            self._made_progress()
+
+    def _take_in_parked(self) -> None:
+        after: bytes | None = None
+        while True:
+            page = self._steps.read_parked(after, _TAKEN_IN)
+            rejected = take_in(self.board, self._steps, page.found)
+            self.board.drop([*page.gone, *(one.id for one in rejected)])  # records may name them
+            while rejected:
+                del rejected[: self._steps.reject(rejected)]
+                self._made_progress()
+            self._made_progress()
+            if (after := page.last) is None:
+                return

@@ -8,9 +8,10 @@ leaves nothing half done.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, ReplyUnknown
@@ -21,8 +22,8 @@ from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.leader.losses import LossBook
-from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult, is_trouble
+from usher.master.leader.leader_scripts import LossBook
+from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ _UNREAD = "unread "
 
 
 class Gatherer(Service):
-    """Service that owns the rounds. Other threads talk to it through ``found``, ``doubt``, ``changed``, ``hold``, which
-    any thread may call. ``batch`` is the number of entries that the leader reads at once."""
+    """Service that owns the rounds, which other threads change by ``changing``. ``batch`` is the number of entries that
+    the leader reads at once."""
 
     name = "gather"
 
@@ -53,9 +54,8 @@ class Gatherer(Service):
         self._ticket_field = ticket_field
         self._most = _BATCHES_AHEAD * batch
         self._lock = threading.Lock()
-        self._rounds = Rounds(self._most)  # guarded by self._lock
-        self._listed = frozenset(name.encode() for name in sources.names)
-        self._rounds.found(self._listed)
+        # Guarded by self._lock; one look at it needs no lock.
+        self.rounds = Rounds(self._most, frozenset(name.encode() for name in sources.names))
         self._swept_s, self._sweep_s = now_s(), _SWEEP_S
         self._pause_s = 0.0
         self._given = b""
@@ -68,34 +68,22 @@ class Gatherer(Service):
 
     # ---- from other threads ------------------------------------------------------------------------------------------
 
-    def found(self, sources: Iterable[bytes]) -> int:
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Rounds]:
+        """Let a thread change the rounds, one at a time; the gatherer looks then what there is to do."""
         with self._lock:
-            fresh = self._rounds.found(sources)
-        if fresh:
-            self.wake()
-        return fresh
-
-    def doubt(self) -> None:
-        """Doubt every known stream: all that exist are now reported to ``found``, and then ``forget_doubted`` is
-        called."""
-        with self._lock:
-            self._rounds.doubt(self._listed)
-
-    def forget_doubted(self) -> None:
-        with self._lock:
-            self._rounds.forget_doubted()
+            yield self.rounds
+        self.wake()
 
     def changed(self, sources: Collection[bytes]) -> None:
         if sources:
-            with self._lock:
-                self._rounds.changed(sources)
-            self.wake()
+            with self.changing() as rounds:
+                rounds.changed(sources)
 
     def look_at_all(self) -> None:
-        with self._lock:
-            self._rounds.look_at_all()
-        self._has_gap = True
-        self.wake()
+        with self.changing() as rounds:
+            rounds.look_at_all()
+            self._has_gap = True
 
     def poll(self) -> None:
         """Look at every source again and again: nobody says which have changed."""
@@ -103,22 +91,8 @@ class Gatherer(Service):
         self.wake()
 
     def hold(self, shards: frozenset[int]) -> None:
-        with self._lock:
-            has_more = self._rounds.hold(shards)
-        if has_more:
-            self.wake()
-
-    def mine(self) -> list[bytes]:
-        with self._lock:
-            return self._rounds.mine
-
-    def seen(self) -> tuple[int, list[tuple[bytes, TurnResult]]]:
-        with self._lock:
-            return self._rounds.known, list(self._rounds.troubles.items())
-
-    def holds(self, source: bytes) -> bool:
-        with self._lock:
-            return self._rounds.holds(source)
+        with self.changing() as rounds:
+            rounds.hold(shards)
 
     # ---- the turn ----------------------------------------------------------------------------------------------------
 
@@ -133,8 +107,8 @@ class Gatherer(Service):
         with self._lock:
             if now_s() - self._swept_s >= self._sweep_s:
                 self._swept_s = now_s()
-                self._rounds.sweep()
-            turn = self._rounds.take()
+                self.rounds.sweep()
+            turn = self.rounds.take()
         if turn is None:
             return min(self.stalls_after_s / 3, self._sweep_s)
         try:
@@ -142,14 +116,14 @@ class Gatherer(Service):
         except BaseException as problem:
             self._has_gap |= isinstance(problem, ReplyUnknown) or getattr(problem, "kind", "") == "CONNECT"
             with self._lock:
-                self._rounds.again(turn)
+                self.rounds.again(turn)
             raise
         with self._lock:
-            news = self._news(turn, told)
-            unsaid = self._rounds.answered(turn, told, self._listed)
+            troubles = dict(self.rounds.troubles)
+            unsaid = self.rounds.answered(turn, told)
             if unsaid:
                 self.on_unsaid(unsaid)  # here, so that after look_at_all() nothing older is reported
-        self._say(news)
+        self._say(dict(zip(turn.sources, told, strict=True)), troubles)
         self.moved += sum(one.moved for one in told)
         return self._next_pause_s(is_full, given)
 
@@ -196,29 +170,15 @@ class Gatherer(Service):
 
     # ---- what people are told ----------------------------------------------------------------------------------------
 
-    def _news(self, turn: Turn, told: list[TurnResult]) -> list[tuple[bytes, TurnResult]]:
-        known = self._rounds.troubles
-        return [
-            (source, one)
-            for source, one in zip(turn.sources, told, strict=True)
-            if (known.get(source) != one if is_trouble(source, one, self._listed) else one.words)
-        ]
-
-    def _say(self, news: list[tuple[bytes, TurnResult]]) -> None:
-        for source, one in news:
-            name = source.decode(errors="replace")
-            if is_trouble(source, one, self._listed):
-                event(
-                    log,
-                    "source_failed",
-                    level=logging.WARNING,
-                    source=name,
-                    outcome=one.outcome.value.lower(),
-                    words=one.words,
-                )
-                continue
-            for words in one.words.split(", "):
-                self._say_what(name, words)
+    def _say(self, told: Mapping[bytes, TurnResult], known: Mapping[bytes, TurnResult]) -> None:
+        """Tell of what is new. ``known``: the troubles that were told before."""
+        for source, one in told.items():
+            name, outcome = source.decode(errors="replace"), one.outcome.value.lower()
+            if not self.rounds.is_trouble(source, one):
+                for words in filter(None, one.words.split(", ")):
+                    self._say_what(name, words)
+            elif known.get(source) != one:
+                event(log, "source_failed", level=logging.WARNING, source=name, outcome=outcome, words=one.words)
 
     def _say_what(self, source: str, words: str) -> None:
         if words.startswith(_MADE):

@@ -241,7 +241,7 @@ class Outcomes(TypedDict):
 
 class ExecutionRow(TypedDict):
     """An execution that ended. ``ended_ms`` and ``took_ms`` are null where it ended with its process. ``into``: the
-    message whose run absorbed this one."""
+    message whose run absorbed this one; ``interrupted``: somebody interrupted it."""
 
     ticket_id: str
     began_ms: int
@@ -252,6 +252,7 @@ class ExecutionRow(TypedDict):
     fence: int
     owner: str
     into: NotRequired[str]
+    interrupted: NotRequired[bool]
 
 
 class MessageShown(TypedDict):

@@ -16,14 +16,14 @@ from usher.common.http.fields import PageLimit, StreamId
 from usher.common.http.openapi import tells
 from usher.common.protocol.message import LONGEST_NAME, check_field_name
 from usher.master.messages.fields import LONGEST_VALUE, ROWS, FoundMessages, MessageFields
-from usher.master.verbs.documents import Found, MessageShown
+from usher.master.verbs.documents import ExecutionRow, Found, MessageShown
 from usher.master.web.parts import Parts
 from usher.master.web.seen import seen, sees_texts
 from usher.master.web.shelves import shown
 
 _MOST_ON_A_PAGE = 200
 #: Of an execution, what belongs to the message that is asked for.
-_OF_EXECUTIONS = ("ticket_id", "began_ms", "ended_ms", "took_ms", "outcome", "attempt", "fence", "owner", "into")
+_OF_EXECUTIONS = tuple(ExecutionRow.__annotations__)
 
 
 class _FindQuery(BaseModel):

@@ -21,9 +21,15 @@ Mutation = Callable[[Records, random.Random], Records | None]
 MUTATIONS: dict[str, tuple[Mutation, frozenset[str]]] = {}
 
 
-def _mutation(*rules: str) -> Callable[[Mutation], Mutation]:
-    def register(function: Mutation) -> Mutation:
-        MUTATIONS[function.__name__] = (function, frozenset(rules))
+def _mutation(*rules: str, of: Callable[[Records, random.Random], Any] | None = None) -> Callable[[Any], Any]:
+    """``of``: finds what is broken, which the mutation then gets in place of the random generator, if there is any."""
+
+    def register(function: Any) -> Any:
+        def of_found(records: Records, rng: random.Random) -> Records | None:
+            found = of(records, rng) if of else rng
+            return None if found is None else function(records, found)
+
+        MUTATIONS[function.__name__] = (of_found, frozenset(rules))
         return function
 
     return register
@@ -74,28 +80,23 @@ def _any(records: Records, rng: random.Random) -> Record | None:
     return rng.choice(plain) if plain else None
 
 
-@_mutation("S1")
-def loss(records: Records, rng: random.Random) -> Records | None:
+@_mutation("S1", of=_any)
+def loss(records: Records, commit: Record) -> Records | None:
     """A message that was sent has no effect and is not given up."""
-    commit = _any(records, rng)
-    return None if commit is None else [r for r in records if r is not commit]
+    return [r for r in records if r is not commit]
 
 
-@_mutation("S1")
-def loss_without_a_trace(records: Records, rng: random.Random) -> Records | None:
+@_mutation("S1", of=_any)
+def loss_without_a_trace(records: Records, commit: Record) -> Records | None:
     """A message was trimmed before anybody read it."""
-    commit = _any(records, rng)
-    if commit is None:
-        return None
     start = _start_of(records, commit)
     gone = (commit, start, _finish_of(records, start))
     return [r for r in records if not any(r is g for g in gone)]
 
 
-@_mutation("S6")
-def duplicate_effect(records: Records, rng: random.Random) -> Records | None:
-    commit = _any(records, rng)
-    return None if commit is None else [*records, {**commit, "n": len(records) + 1}]
+@_mutation("S6", of=_any)
+def duplicate_effect(records: Records, commit: Record) -> Records | None:
+    return [*records, {**commit, "n": len(records) + 1}]
 
 
 @_mutation("S6")
@@ -108,154 +109,111 @@ def amount_twice(records: Records, rng: random.Random) -> Records | None:
     return records
 
 
-@_mutation("S2")
-def swapped_effects(records: Records, rng: random.Random) -> Records | None:
-    pair = _successive(records, rng)
-    if pair is None:
-        return None
+@_mutation("S2", of=_successive)
+def swapped_effects(records: Records, pair: tuple[Record, Record]) -> Records | None:
     pair[0]["n"], pair[1]["n"] = pair[1]["n"], pair[0]["n"]
     return records
 
 
-@_mutation("S2b")
-def early_start(records: Records, rng: random.Random) -> Records | None:
+@_mutation("S2b", of=_successive)
+def early_start(records: Records, pair: tuple[Record, Record]) -> Records | None:
     """The next message starts before the one before it has ended."""
-    pair = _successive(records, rng)
-    if pair is None:
-        return None
     first, second = _start_of(records, pair[0]), _start_of(records, pair[1])
     second["t"] = _finish_of(records, first)["t"] - 1
     return records
 
 
-@_mutation("S2b")
-def start_after_a_failure(records: Records, rng: random.Random) -> Records | None:
+@_mutation("S2b", of=_successive)
+def start_after_a_failure(records: Records, pair: tuple[Record, Record]) -> Records | None:
     """The next message starts although the one before it failed: acknowledged before it was done."""
-    pair = _successive(records, rng)
-    if pair is None:
-        return None
     _finish_of(records, _start_of(records, pair[0]))["ok"] = False
     return records
 
 
-@_mutation("S4")
-def token_reused(records: Records, rng: random.Random) -> Records | None:
+@_mutation("S4", of=_successive)
+def token_reused(records: Records, pair: tuple[Record, Record]) -> Records | None:
     """One token of a ticket for two holders."""
-    pair = _successive(records, rng)
-    if pair is None:
-        return None
     first, second = _start_of(records, pair[0]), _start_of(records, pair[1])
     for record in (second, pair[1]):
         record["tok"], record["who"] = first["tok"], "another/1"
     return records
 
 
-@_mutation("S4")
-def token_falls(records: Records, rng: random.Random) -> Records | None:
+@_mutation("S4", of=_successive)
+def token_falls(records: Records, pair: tuple[Record, Record]) -> Records | None:
     """A ticket comes back under a lower token."""
-    pair = _successive(records, rng)
-    if pair is None:
-        return None
     second = _start_of(records, pair[1])
     for record in (second, pair[1]):
         record["tok"], record["who"] = _start_of(records, pair[0])["tok"] - 1, "another/1"
     return records
 
 
-@_mutation("S4", "S3")
-def stale_write(records: Records, rng: random.Random) -> Records | None:
+@_mutation("S4", "S3", of=_successive)
+def stale_write(records: Records, pair: tuple[Record, Record]) -> Records | None:
     """The sink takes an effect under a token below one that has already written."""
-    pair = _successive(records, rng)
-    if pair is None:
-        return None
     pair[1]["tok"] = pair[0]["tok"] - 1
     return records
 
 
-@_mutation("S4")
-def borrowed_token(records: Records, rng: random.Random) -> Records | None:
+@_mutation("S4", of=_any)
+def borrowed_token(records: Records, commit: Record) -> Records | None:
     """An effect by somebody who never held the token."""
-    commit = _any(records, rng)
-    if commit is None:
-        return None
     commit["who"] = "thief/1"
     return records
 
 
-@_mutation("S3")
-def overlap_under_one_token(records: Records, rng: random.Random) -> Records | None:
-    commit = _any(records, rng)
-    if commit is None:
-        return None
+@_mutation("S3", of=_any)
+def overlap_under_one_token(records: Records, commit: Record) -> Records | None:
     start = _start_of(records, commit)
     twin = {**start, "x": "twin", "t": start["t"] + 1}
     return [*records, twin, {"k": "finish", "x": "twin", "ok": True, "t": start["t"] + 2}]
 
 
-@_mutation("S3")
-def overlap_in_a_strict_run(records: Records, rng: random.Random) -> Records | None:
+@_mutation("S3", of=_any)
+def overlap_in_a_strict_run(records: Records, commit: Record) -> Records | None:
     """Different tokens at the same time, in a run without pauses or partitions."""
     _of(records, "terms")[0]["strict"] = True
-    commit = _any(records, rng)
-    if commit is None:
-        return None
     start = _start_of(records, commit)
     other = {**start, "x": "other", "t": start["t"] + 1, "tok": start["tok"] + 1, "who": "another/1"}
     return [*records, other, {"k": "finish", "x": "other", "ok": False, "t": start["t"] + 2}]
 
 
-@_mutation("S3")
-def zombie_effect(records: Records, rng: random.Random) -> Records | None:
+@_mutation("S3", of=_any)
+def zombie_effect(records: Records, commit: Record) -> Records | None:
     """An effect under a lower token, after the higher one has started."""
-    commit = _any(records, rng)
-    if commit is None:
-        return None
     start = _start_of(records, commit)
     other = {**start, "x": "other", "t": commit["t"] - 1, "tok": start["tok"] + 1, "who": "another/1"}
     return [*records, other, {"k": "finish", "x": "other", "ok": False, "t": commit["t"] + 1}]
 
 
-@_mutation("S0")
-def ghost_effect(records: Records, rng: random.Random) -> Records | None:
-    commit = _any(records, rng)
-    return None if commit is None else [*records, {**commit, "uid": "nobody-sent-this", "n": len(records)}]
+@_mutation("S0", of=_any)
+def ghost_effect(records: Records, commit: Record) -> Records | None:
+    return [*records, {**commit, "uid": "nobody-sent-this", "n": len(records)}]
 
 
-@_mutation("S0")
-def refused_send_has_an_effect(records: Records, rng: random.Random) -> Records | None:
-    commit = _any(records, rng)
-    if commit is None:
-        return None
+@_mutation("S0", of=_any)
+def refused_send_has_an_effect(records: Records, commit: Record) -> Records | None:
     for record in _of(records, "send"):
         if record["uid"] == commit["uid"]:
             record["r"] = "fail"
     return records
 
 
-@_mutation("S0")
-def wrong_ticket(records: Records, rng: random.Random) -> Records | None:
-    commit = _any(records, rng)
-    if commit is None:
-        return None
+@_mutation("S0", of=_any)
+def wrong_ticket(records: Records, commit: Record) -> Records | None:
     _start_of(records, commit)["ticket"] = "T-other"
     return records
 
 
-@_mutation("S1b")
-def false_dead_letter(records: Records, rng: random.Random) -> Records | None:
+@_mutation("S1b", of=_any)
+def false_dead_letter(records: Records, commit: Record) -> Records | None:
     """Given up although it was started only once."""
-    commit = _any(records, rng)
-    if commit is None:
-        return None
     letter = {"k": "dlq", "uid": commit["uid"], "mid": "", "attempts": 1, "reason": "attempts_exhausted"}
     return [*(r for r in records if r is not commit), letter]
 
 
-@_mutation("S1b")
-def dead_letter_and_effect(records: Records, rng: random.Random) -> Records | None:
-    commit = _any(records, rng)
-    if commit is None:
-        return None
+@_mutation("S1b", of=_any)
+def dead_letter_and_effect(records: Records, commit: Record) -> Records | None:
     return [*records, {"k": "dlq", "uid": commit["uid"], "mid": "", "attempts": 1, "reason": "gave_up"}]
 
 
@@ -275,12 +233,9 @@ def attempts_without_starts(records: Records, rng: random.Random) -> Records | N
     return records
 
 
-@_mutation("L1")
-def slow_recovery(records: Records, rng: random.Random) -> Records | None:
+@_mutation("L1", of=_successive)
+def slow_recovery(records: Records, pair: tuple[Record, Record]) -> Records | None:
     """A ticket waits for longer than the bound after its consumer was killed."""
-    pair = _successive(records, rng)
-    if pair is None:
-        return None
     first, second = _start_of(records, pair[0]), pair[1]
     arrived = max(r["t"] for r in _of(records, "stream") if r["uid"] == second["uid"])
     if arrived > _start_of(records, second)["t"] or arrived >= second["t"] - 2:

@@ -119,6 +119,12 @@ _TOLD = {"run": "5-0", "tok": 3, "attempt": 1, "took": ["5-0", "6-0"]}
 _ENDED = [{"k": "start", "x": uid, "uid": uid, "ticket": "T", "tok": 3, "who": "c", "t": 1} for uid in _UIDS]
 _ENDED += [{"k": "finish", "x": uid, "ok": True, "t": 10**9} for uid in _UIDS]
 _LETTERS: list[dict[str, object]] = [{"k": "dlq", "uid": uid, "mid": mid} for uid, mid in [("x", "8-0"), ("y", "7-0")]]
+_OVER: list[dict[str, object]] = [
+    {"k": "send", "uid": "u1", "ticket": "T", "r": "ok", "t0": 0, "t1": 1},
+    {"k": "send", "uid": "over", "ticket": "T", "r": "ok", "t0": 1, "t1": 2},
+    {"k": "stream", "uid": "over", "mid": "9-0", "ticket": "T", "t": 2},
+    {"k": "dlq", "uid": "over", "mid": "9-0", "reason": "over_limit"},
+]
 _LIMITED = [
     {"k": kind, "uid": f"limited{n}", "ticket": "T", "r": "ok", "t0": n, "t1": n, **more}
     for n in (1, 2)
@@ -144,10 +150,13 @@ _LIMITED = [
         ("T3", [{"k": "stream", "uid": "raw2", "mid": "9-0", "ticket": "T", "t": 9}]),
         ("T4", [_CALL, *_ENDED]),
         ("T5", _LIMITED),
+        ("T6", _OVER[1:]),
+        ("T6", [*_OVER, {"k": "start", "x": 1, "uid": "over", "ticket": "T", "tok": 1, "who": "c", "t": 3}]),
+        ("T6", [_OVER[0], _OVER[1] | {"t0": 10 * 10**9}, *_OVER[2:], *_ENDED]),
     ],
 )
 def test_what_is_wrong_while_it_runs_is_caught(rule: str, records: list[dict[str, object]]) -> None:
-    assert not _talk()
+    assert not _talk() | _talk(*_OVER)
     assert rule in _talk(*records)
 
 

@@ -33,7 +33,7 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import SKIP, Acker
 from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
 from usher.consumer.execution.inbox_reader import InboxReader
-from usher.consumer.execution.lanes import Lanes, MessageLane
+from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.incarnation import Drain, Orders
@@ -233,7 +233,7 @@ class History:
 class Run:
     """A handler that runs."""
 
-    def __init__(self, consumer: ConsumerActor, lane: MessageLane, message: Message) -> None:
+    def __init__(self, consumer: ConsumerActor, lane: Lane, message: Message) -> None:
         self._consumer = consumer
         self._lane = lane
         self.message = message
@@ -376,7 +376,9 @@ class ConsumerActor:
     def give_back(self) -> int:
         if not self.drain._is_read:
             self.drain._read_the_rest()
-        return self.drain._give_back()
+        if given_back := self.acker.give_all_back():
+            self.flush()
+        return given_back
 
     def deregister(self) -> bool:
         return self.steps.deregister()

@@ -17,18 +17,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.integration.actors import Stage
 from tests.integration.factories import World
 from usher.common.base.errors import RedisTrouble
-from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, server_of
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.recovery import takeover
+from usher.master.recovery import repairs
 
 SYSTEM_SERVER = shutil.which("redis-server", path=os.defpath)
 _PATIENCE_S = 15.0
@@ -137,15 +135,15 @@ def depose(request: pytest.FixtureRequest, world: World) -> Callable[[LeaderScri
 @pytest.fixture(autouse=True)
 def revoked_leases_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a leader waits for leases to end, because the group was lost, those that were revoked do."""
-    end_all = takeover._end_all
+    end_all = repairs.Takeover._end_all
 
-    def ended(link: Link, stream: Any, keys: Keys, *rest: Any) -> None:
+    def ended(one: repairs.Takeover) -> None:
         def wait(_: float) -> None:
-            for key in link.call("KEYS", keys.lease("*")):
-                if link.call("GET", key) == b"revoked":
-                    link.call("DEL", key)
+            for key in one._link.call("KEYS", one._keys.lease("*")):
+                if one._link.call("GET", key) == b"revoked":
+                    one._link.call("DEL", key)
 
-        monkeypatch.setattr(takeover, "time", SimpleNamespace(sleep=wait))
-        end_all(link, stream, keys, *rest)
+        monkeypatch.setattr(repairs, "time", SimpleNamespace(sleep=wait))
+        end_all(one)
 
-    monkeypatch.setattr(takeover, "_end_all", ended)
+    monkeypatch.setattr(repairs.Takeover, "_end_all", ended)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from usher.common.redis.client import Link
-from usher.common.redis.replies import parse_own, read_command
-from usher.master.dispatch.stream_notifier import StreamNotifier
+from usher.common.redis.replies import read_command
+from usher.master.dispatch.stream_notifier import Notification, StreamNotifier
 
 
 class Ear(StreamNotifier):
@@ -14,12 +14,14 @@ class Ear(StreamNotifier):
     def __init__(self, url: str, name: str, stream: str) -> None:
         super().__init__(Link(url, name), stream)
 
-    def listen(self, after: bytes) -> None:
+    def listen(self, after: bytes, run: str | None = None) -> None:
+        """``run``: of a server that is not this one."""
         answer = self._link.call(*read_command(self._stream, after, 1, 1))
-        self._notification = (after, parse_own(answer)[0].id) if answer else None
+        run = self._link.server_run if run is None else run
+        self._notification = Notification(after, *answer[0][1][0], run) if answer else None
 
-    def poll(self) -> tuple[bytes, bytes] | None:
-        return super().poll() or (b"", b"")
+    def poll(self) -> Notification:
+        return super().poll() or Notification()
 
     def arm(self, after: bytes) -> None:
         """Nobody asks."""

@@ -17,7 +17,7 @@ from usher.common.sending.producer import Outgoing
 from usher.master.insight.stats import BacklogWatch
 from usher.master.insight.status import StatusReader
 from usher.master.leader.elector import Lead
-from usher.master.policy.backlog import BacklogLimits
+from usher.master.policy.rates import BacklogLimits
 
 KEYS = Keys("orders", "g")
 SIGN = LogKeys("orders").behind

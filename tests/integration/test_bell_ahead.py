@@ -56,11 +56,13 @@ def test_after_news_were_taken_the_bell_is_asked_for_what_follows_and_there_is_n
     a, m = _rung(stage, bell)
     [first] = stage.send(T)
     bell.wait(PATIENCE_S)
-    assert [m.dispatcher.run_once() == 0 for _ in range(2)] == [True, False], "read, and handed over"
+    assert m.dispatcher.run_once() > 0, "read, and handed over"
     assert bell._after == first
     more = stage.send(T)
     bell.wait(PATIENCE_S)
-    assert bell.poll() == (first, *more)
+    news = bell.poll()
+    assert news is not None
+    assert (news.after, news.id) == (first, *more)
     assert a.read() == 1
 
 

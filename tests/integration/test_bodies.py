@@ -44,7 +44,7 @@ class Play:
                 run.succeed()
                 continue
             self.consumer.flush()
-            if not self.consumer.lanes.has_ready:
+            if not self.consumer.lanes.ready:
                 return found
 
     def in_inbox(self) -> int:
@@ -248,7 +248,7 @@ def test_a_message_has_all_that_was_sent_and_its_attempts(play: Play) -> None:
     assert play.give({ticket: [second]}) == 0, "the ticket keeps its fence"
     play.consumer.read()
     with play.consumer.lanes.lock:
-        waiting, _, _ = play.consumer.lanes.board.look(ticket)
+        waiting, _, _ = play.consumer.lanes.look(ticket)
     one, two = waiting
     assert (one.ticket, one.id, one.fence, one._flat) == (ticket, "1-1", fence, [FIELD.encode(), ticket, *_ODD])
     assert (two.ticket, two.id, two.fence, two._flat) == (ticket, "2-1", fence, [*_ODD, FIELD.encode(), ticket])

@@ -121,30 +121,22 @@ def test_letters_are_read_redriven_and_dropped_a_few_at_a_time(world: World) -> 
     assert [one.word for one in letters.drop(named)] == ["gone"] * 4 + ["dropped"] * 4
 
 
-QUESTIONS: dict[str, tuple[object, ...]] = {
-    "count_between": (b"0-0", b"99-0", 100),
-    "find_entries": (FIELD, b"none", "+", 100),
-}
-
-
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_questions_look_at_a_few_and_say_where_to_go_on(world: World, name: str) -> None:
+@pytest.mark.parametrize("command", [("XRANGE", "-", "+"), ("XREVRANGE", "+", "-")])
+def test_questions_look_at_a_few_and_say_where_to_go_on(world: World, command: tuple[str, ...]) -> None:
     large(world)
-    looked_at, last, *rest = world.scripts.run(name, (world.keys.stream,), QUESTIONS[name])  # type: ignore[arg-type]
-    assert (looked_at, rest[-1]) == (_READ, 0)
-    assert last == (b"6-1" if name == "find_entries" else b"3-1")
+    last = b"6-1" if command[0] == "XREVRANGE" else b"3-1"
+    args = (*command, 100, FIELD, b"none")
+    assert world.scripts.run("find_entries", (world.keys.stream,), args) == [_READ, last, [], 0]
 
 
 def test_no_field_and_no_head_is_looked_for_without_end(world: World) -> None:
     leader = world.elect()
     ids = parked(world, leader)
-    values = world.scripts.run("read_field", (world.keys.stream,), (FIELD, *ids))
-    assert values == [T] * _READ + [None] * (len(ids) - _READ)
     assert list(tickets_of(world.scripts, world.keys, FIELD, ids)) == [(one, T) for one in ids], "in several answers"
     for group, name in (("", ""), (world.keys.group, "master")):
-        last, *found = world.scripts.run("ticket_entries", (world.keys.stream,), (FIELD, T, "-", 100, group, name))
-        assert (last, *found) == (ids[_READ - 1], ids[:_READ], _READ)
-    values = world.scripts.run("read_fields", (world.keys.stream,), (1, 2, FIELD, "none", *ids))
+        args = ("XRANGE", "-", "+", 100, FIELD, T, "", group, name)
+        assert world.scripts.run("find_entries", (world.keys.stream,), args) == [_READ, ids[_READ - 1], ids[:_READ], 0]
+    values = world.scripts.run("read_fields", (world.keys.stream,), (1, "", 2, FIELD, "none", *ids))
     assert values == [[[T[:1], len(T)], None]] * _READ
 
 

@@ -27,7 +27,7 @@ def handed_over(stage: Stage, tickets: int, count: int) -> tuple[ConsumerActor, 
 
 def held(consumer: ConsumerActor) -> int:
     with consumer.lanes.lock:
-        return len(consumer.lanes.board.held_ids)
+        return len(consumer.lanes.held_ids)
 
 
 def test_what_is_held_is_bounded_and_the_rest_comes_as_messages_end(stage: Stage) -> None:
@@ -104,6 +104,6 @@ def test_a_drain_reads_no_bodies_and_gives_all_back(stage: Stage) -> None:
     pipeline = consumer.read_link.pipeline
     consumer.read_link.pipeline = lambda commands, *more: sent.extend(commands) or pipeline(commands)  # type: ignore[method-assign,func-returns-value]
     consumer.begin_drain()
-    assert consumer.drain._give_back() == 30
+    assert consumer.give_back() == 30
     assert "XREADGROUP" not in {command[0] for command in sent}
     assert stage.world.pending() == {b"master": [entry_id for sent in ids.values() for entry_id in sent]}

@@ -1,4 +1,4 @@
-"""count_between.lua: how many entries lie above an id, page by page; only numbers travel."""
+"""find_entries.lua: how many entries lie above an id, page by page; only numbers travel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from tests.integration.factories import TRICKY_IDS, World
 
 
 def _count(world: World, above: bytes, most: int) -> list[Any]:
-    return list(world.scripts.run("count_between", (world.keys.stream,), (above, "+", most)))
+    args = ("XRANGE", b"(" + above, "+", most, "")
+    count, last, _, is_all = world.scripts.run("find_entries", (world.keys.stream,), args)
+    return [count, last or above, is_all]
 
 
 def test_the_id_itself_is_not_counted_and_the_order_is_that_of_numbers(world: World) -> None:

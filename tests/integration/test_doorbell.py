@@ -66,7 +66,9 @@ def test_it_says_what_comes_next(doorbell: StreamNotifier, world: World) -> None
     first, second, _ = world.send(b"T", b"1-1", b"2-1", b"3-1")
     doorbell.arm(first)
     waits(doorbell)
-    assert doorbell.poll() == (first, second)
+    news = doorbell.poll()
+    assert news is not None
+    assert (news.after, news.id, news.run) == (first, second, doorbell._link.server_run)
 
 
 def test_a_large_entry_rings_it_though_it_comes_in_parts(doorbell: StreamNotifier, world: World) -> None:
@@ -153,7 +155,7 @@ def test_a_broken_bell_that_nobody_asks_again_is_no_trouble_for_ever(
     doorbell: StreamNotifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under load it is not asked."""
-    doorbell._fail("it broke")
+    doorbell.fail("it broke")
     assert doorbell.trouble == "stream notifier: it broke"
     later_s = now_s() + 60
     monkeypatch.setattr(doorbell_module, "now_s", lambda: later_s)
@@ -166,6 +168,8 @@ def test_it_connects_ever_more_rarely_where_connecting_hangs(monkeypatch: pytest
     tries: list[float] = []
 
     class Hanging:
+        server_run = "1"
+
         def ask(self, *command: object) -> None:
             tries.append(now[0])
             raise NotNow("CONNECT", "timed out")

@@ -34,7 +34,7 @@ def _handed_over(stage: Stage, count: int) -> tuple[ConsumerActor, list[bytes]]:
 
 def _held_ids(consumer: ConsumerActor) -> set[bytes]:
     with consumer.lanes.lock:
-        return set(consumer.lanes.board.held_ids)
+        return set(consumer.lanes.held_ids)
 
 
 def _lose_reply(consumer: ConsumerActor, number: int) -> None:

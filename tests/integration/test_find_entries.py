@@ -1,4 +1,4 @@
-"""find_entries.lua, find_runs.lua: looking for what belongs to a ticket, bodies stay in Redis."""
+"""find_entries.lua: looking for what belongs to a ticket, bodies stay in Redis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ T, U = b"T", b"U"
 
 
 def find(world: World, ticket: bytes, start: str = "+", most: int = 100) -> list[object]:
-    return list(world.scripts.run("find_entries", (world.keys.stream,), ("ticket_id", ticket, start, most)))
+    args = ("XREVRANGE", start, "-", most, "ticket_id", ticket)
+    return list(world.scripts.run("find_entries", (world.keys.stream,), args))
+
+
+def find_runs(world: World, text: bytes, start: bytes | str = "+", most: int = 10) -> list[object]:
+    args = ("XREVRANGE", start, "-", most, "batch", text, "part")
+    return list(world.scripts.run("find_entries", (world.keys.runs,), args))
 
 
 def test_entries_of_the_ticket_are_found_newest_first_page_by_page(world: World) -> None:
@@ -30,14 +36,14 @@ def test_a_part_of_an_id_and_a_later_field_are_no_match(world: World) -> None:
 def test_nothing_there_gives_nothing(world: World) -> None:
     world.link.call("DEL", world.keys.stream)
     assert find(world, T) == [0, b"", [], 1]
-    assert world.scripts.run("find_runs", (world.keys.runs,), (b'"T"', "+", 10)) == [0, b"", [], 1]
+    assert find_runs(world, b'"T"') == [0, b"", [], 1]
     world.make_group()
 
 
 def test_records_of_the_run_log_are_found_by_a_text_that_is_no_pattern(world: World) -> None:
     for record in (b'{"tickets":["a.c"]}', b'{"tickets":["abc"]}', b'{"tickets":["%a"]}'):
         world.link.call("XADD", world.keys.runs, "*", "batch", record)
-    count, last, found, _ = world.scripts.run("find_runs", (world.keys.runs,), (b'"a.c"', "+", 10))
+    count, last, found, _ = find_runs(world, b'"a.c"')
     assert (count, found) == (3, [b'{"tickets":["a.c"]}'])
-    assert world.scripts.run("find_runs", (world.keys.runs,), (b'"%a"', "+", 1))[2] == [b'{"tickets":["%a"]}']
-    assert world.scripts.run("find_runs", (world.keys.runs,), (b'"%a"', b"(" + last, 1)) == [0, b"", [], 1]
+    assert find_runs(world, b'"%a"', most=1)[2] == [b'{"tickets":["%a"]}']
+    assert find_runs(world, b'"%a"', b"(" + last, 1) == [0, b"", [], 1]

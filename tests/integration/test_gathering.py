@@ -113,7 +113,7 @@ def test_sources_that_were_deleted_while_no_master_ran_are_forgotten_and_no_othe
     link.call("DEL", "t:gone", "elsewhere", world.keys.shares)
     with running(redis_url, "t:*") as made:
         until(lambda: link.call("HGET", world.keys.gathered, "t:gone") is None)
-        until(lambda: service(made, "gather").seen()[0] == 1)
+        until(lambda: service(made, "gather").rounds.known == 1)
     assert pairs(link.call("HGETALL", world.keys.gathered)) == {b"": b"", b"t:here": b"5-1", b"elsewhere": b"5-1"}, (
         "who takes that in, will see"
     )
@@ -127,9 +127,9 @@ def test_a_master_forgets_deleted_sources_of_other_masters_too(world: Gathered, 
         names = [f"t:{number}" for number in range(200)]
         for name in names:
             world.send(name, "5-1")
-        until(lambda: service(gathering, "gather").seen()[0] == 200)
+        until(lambda: service(gathering, "gather").rounds.known == 200)
         link.call("DEL", *names[1:])
-        until(lambda: service(gathering, "gather").seen()[0] == 1)
+        until(lambda: service(gathering, "gather").rounds.known == 1)
 
 
 def test_a_reply_that_is_lost_is_asked_for_again_and_nothing_comes_twice(world: Gathered, redis_url: str) -> None:
@@ -298,7 +298,7 @@ def test_a_source_that_redis_refuses_is_told_and_the_others_go_on(world: Gathere
             sent["t:1"] = world.send("t:1")
             sent["a"] += world.send("a")
             until(lambda: world.all_moved() == sent)
-            assert service(made, "gather").seen()[1][0][0] == b"secret"
+            assert service(made, "gather").rounds.troubles.keys() == {b"secret"}
             assert service(made, "gather").trouble is None
     finally:
         link.call("ACL", "DELUSER", "limited")
@@ -313,7 +313,7 @@ def test_a_work_stream_that_redis_refuses_is_not_laid_on_the_sources(
     with running(redis_url, "a,b") as made:
         gather = service(made, "gather")
         until(lambda: gather.trouble is not None)
-        assert gather.seen()[1] == []
+        assert gather.rounds.troubles == {}
         link.call("DEL", world.keys.dead)
         until(lambda: world.moved("a") == sent)
 

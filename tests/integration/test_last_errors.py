@@ -44,7 +44,7 @@ def given(stage: Stage, m: MasterActor, consumer: ConsumerActor, *tickets: bytes
 
 
 def begin(consumer: ConsumerActor) -> Run:
-    consumer.lanes.board.wake_due(1e12)
+    consumer.lanes.wake_due(1e12)
     run = next(filter(None, (consumer.start() for _ in range(10))))
     assert run is not None
     return run

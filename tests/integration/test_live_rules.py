@@ -1,7 +1,7 @@
 """change_rules.lua: once a rule is set, nothing is handed over by the former
 rules.
 
-Also what hand_over.lua says to a leader that knows the former ones; the action log; and ticket_entries.lua, by which
+Also what hand_over.lua says to a leader that knows the former ones; the action log; and find_entries.lua, by which
 explain looks.
 """
 
@@ -18,7 +18,6 @@ from tests.integration.factories import FIELD, World, hand_over, plan
 from tests.integration.memory import full_memory
 from usher.common.protocol.marks import MarkFields
 from usher.common.redis.client import CommandRefused
-from usher.common.redis.replies import pairs
 from usher.master.cli.rules import consumers
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.leader.elector import Lead
@@ -38,16 +37,6 @@ def rules(world: World) -> LiveRules:
 
 def pause(rules: LiveRules, ticket: bytes = b"T", target: Target = Target.TICKET) -> RuleSetChange:
     return rules.set(Rule(target, ticket.decode(), RuleAction.PAUSE, None, "why", "alice"), _ALICE)
-
-
-def made_older(world: World, value: str, days: int) -> None:
-    """As if the rule for ``value`` had been set so many days earlier."""
-    for field, stored in pairs(world.link.call("HGETALL", world.keys.rules)).items():
-        version, set_ms, text = stored.split(b" ", 2)
-        if b'"value": "%s"' % value.encode() in text:
-            world.link.call(
-                "HSET", world.keys.rules, field, b"%s %d %s" % (version, int(set_ms) - days * 86_400_000, text)
-            )
 
 
 class TestChange:
@@ -112,55 +101,6 @@ class TestChange:
         assert (told.exit_code, "lift some" in told.output) == (1, True)
         assert pause(rules, b"B").outcome == "replaced"
 
-    def test_an_old_drain_of_a_consumer_that_is_gone_gives_way_to_a_new_rule(
-        self, world: World, rules: LiveRules, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("usher.master.operations.live_rules.MOST_RULES", 4)
-        pause(rules, b"T")
-        for name in ("a", "gone-1", "gone-2"):
-            pause(rules, name.encode(), Target.CONSUMER)
-        world.join("a")  # it was drained, and came back under its name
-        with world.unchanged(), pytest.raises(TooManyRules):
-            pause(rules, b"new", Target.CONSUMER)  # all were set today
-        for days, name in ((9, "a"), (8, "T"), (2, "gone-2"), (3, "gone-1")):
-            made_older(world, name, days)
-        assert pause(rules, b"new", Target.CONSUMER).outcome == "set"
-        assert {rule.value for rule in rules.read().rules} == {"T", "a", "gone-2", "new"}, (
-            "the oldest of those that are gone"
-        )
-        new, gave_way = ActionLog(world.link, world.keys).page(None, 2)[0]
-        assert (new["what"], new["on"]) == ("pause", "consumer new")
-        assert (gave_way["what"], gave_way["on"], gave_way["outcome"], gave_way["who"]) == (
-            "lift",
-            "consumer gone-1",
-            "lifted",
-            "usher",
-        )
-        assert pause(rules, b"U").outcome == "set", "whatever the new one is for"
-        with world.unchanged(), pytest.raises(TooManyRules, match="lift some"):
-            pause(rules, b"V")
-
-    def test_a_drain_does_not_give_way_when_its_consumer_comes_back_or_it_is_set_anew_meanwhile(
-        self, world: World, rules: LiveRules, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("usher.master.operations.live_rules.MOST_RULES", 2)
-        for name in ("a", "b"):
-            pause(rules, name.encode(), Target.CONSUMER)
-            made_older(world, name, 2)
-        real = rules._gone
-
-        def meanwhile() -> object:
-            found = list(real())
-            world.join("a")
-            pause(rules_of_another, b"b", Target.CONSUMER)
-            return found
-
-        rules_of_another = LiveRules(world.link, world.keys)
-        monkeypatch.setattr(rules, "_gone", meanwhile)
-        with pytest.raises(TooManyRules):
-            pause(rules, b"T")
-        assert {rule.value for rule in rules.read().rules} == {"a", "b"}
-
     def test_it_tells_how_many_messages_go_on_to_their_end(self, world: World, rules: LiveRules) -> None:
         leader, a = world.elect(), world.join("a")
         world.owned(leader, a, b"T1", b"1-1", b"1-2")
@@ -202,17 +142,17 @@ class TestTheLeader:
 
 class TestTicketEntries:
     def look(self, world: World, ticket: bytes, start: bytes = b"-", count: int = 10, group: str = "") -> Any:
-        args = (FIELD, ticket, start, count, group, "master" if group else "")
-        return world.scripts.run("ticket_entries", (world.keys.stream,), args)
+        args = ("XRANGE", start, "+", count, FIELD, ticket, "", group, "master" if group else "")
+        return world.scripts.run("find_entries", (world.keys.stream,), args)
 
     def test_it_finds_what_is_in_the_stream_page_by_page(self, world: World) -> None:
         world.send(b"T", b"1-1", b"2-1")
         world.send(b"U", b"3-1")
         world.send(b"T", b"4-1")
         world.add(b"5-1", "other", "T")
-        assert self.look(world, b"T") == [b"", [b"1-1", b"2-1", b"4-1"], 5]
-        assert self.look(world, b"T", count=3) == [b"3-1", [b"1-1", b"2-1"], 3]
-        assert self.look(world, b"T", b"(3-1", 3) == [b"", [b"4-1"], 2]
+        assert self.look(world, b"T") == [5, b"5-1", [b"1-1", b"2-1", b"4-1"], 1]
+        assert self.look(world, b"T", count=3) == [3, b"3-1", [b"1-1", b"2-1"], 0]
+        assert self.look(world, b"T", b"(3-1", 3) == [2, b"5-1", [b"4-1"], 1]
 
     def test_it_finds_what_is_parked_and_nothing_that_is_owned_or_gone(self, world: World) -> None:
         leader, a = world.elect(), world.join("a")
@@ -221,7 +161,7 @@ class TestTicketEntries:
         world.parked(leader, b"U", b"4-1")
         world.delete(b"2-1")
         with world.unchanged():
-            assert self.look(world, b"T", group=world.keys.group) == [b"", [b"3-1"], 3]
+            assert self.look(world, b"T", group=world.keys.group) == [3, b"4-1", [b"3-1"], 1]
 
 
 class TestActionLog:

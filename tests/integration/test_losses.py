@@ -18,7 +18,7 @@ from usher.common.redis.replies import TicketStream, redis_ms
 from usher.common.runtime.settings import CommonSettings, load
 from usher.master.cli.status import drawn, look
 from usher.master.insight.status import StatusReader
-from usher.master.leader.losses import LossBook
+from usher.master.leader.leader_scripts import LossBook
 
 
 def _declared(stage: Stage) -> list[DeclaredLoss]:

@@ -464,7 +464,7 @@ def test_a_late_sweep_of_a_deposed_master_moves_nothing(stage: Stage) -> None:
 @rule(
     mutant(
         "what the sweep finds is told later",
-        CodeEdit("usher.master.recovery.repairs:IdleSweep.turn", "board.take_in(usable)", "pass"),
+        CodeEdit("usher.master.recovery.repairs:take_in", "board.take_in(usable)", "pass"),
     )
 )
 def test_what_the_sweep_finds_is_known_before_a_later_entry_of_its_ticket_is_handed_over(stage: Stage) -> None:

@@ -10,7 +10,7 @@ from usher.common.redis.replies import redis_ms
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import Memory
-from usher.master.recovery.takeover import Takeover, take_over
+from usher.master.recovery.repairs import Takeover
 
 HOUR_MS = 3_600_000
 
@@ -23,7 +23,7 @@ def put_off(world: World, leader: LeaderScripts, ticket: bytes, due_ms: int, *id
 
 
 def adopted(world: World, leader: LeaderScripts) -> Takeover:
-    return take_over(world.link, world.keys, world.stream, leader, Board(512), Memory(), lambda: None)
+    return Takeover(world.link, world.keys, world.stream, leader, Board(512), lambda: None).run(Memory())
 
 
 class TestTakeover:

@@ -14,7 +14,7 @@ from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage, Tro
 from tests.integration.test_charge import attempts
 from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import Attempts
-from usher.consumer.execution.lanes import MessageLane
+from usher.consumer.execution.lanes import Lane
 from usher.consumer.handlers.message import Message
 from usher.consumer.isolation.process import NOT_RUN, CallResult, Piece
 from usher.consumer.lifecycle.journal import read_journal
@@ -129,7 +129,7 @@ def test_a_start_that_did_not_happen_is_not_charged(
     for _ in range(10):
         if (run := process.now.start()) is not None:
             run.die()
-        process.now.lanes.board.wake_due(1e12)
+        process.now.lanes.wake_due(1e12)
         process.now.flush()
     [letter] = stage.world.dead()
     assert letter[b"usher-id"] == first
@@ -162,7 +162,7 @@ def test_a_child_that_ends_is_charged_with_the_ends_before_unless_it_had_run_oth
     process.begin().die(is_blamed=False)
     process.now.flush()
     assert known(stage)[first] == Attempts(2, 0, 2)
-    process.now.lanes.board.wake_due(1e12)
+    process.now.lanes.wake_due(1e12)
     process.begin().die()
     process.now.flush()
     [letter] = stage.world.dead()
@@ -197,7 +197,7 @@ def test_a_start_whose_child_ended_before_it_was_none(
         worker.run_once()
         process.now.flush()
         assert known(stage)[first] == Attempts(1, 0, 1)
-        process.now.lanes.board.wake_due(1e12)
+        process.now.lanes.wake_due(1e12)
         process.now.executor.admit(*next_of(process), 1)
     assert process.now.executor.refused_children == 2
     assert stage.world.dead() == []
@@ -208,7 +208,7 @@ def test_a_start_whose_child_ended_before_it_was_none(
     assert known(stage) == {}
 
 
-def next_of(process: Process) -> tuple[MessageLane, Message]:
+def next_of(process: Process) -> tuple[Lane, Message]:
     lane = process.now.lanes.take_now()
     assert lane is not None
     message = process.now.executor.next_message(lane)
@@ -304,7 +304,7 @@ def test_of_many_failures_at_once_redis_gets_the_last_count_and_nothing_waits(st
     for _ in range(2):
         for run in [process.begin() for _ in ids]:
             run.fail(RetryLater(0.0))
-        process.now.lanes.board.wake_due(1e12)
+        process.now.lanes.wake_due(1e12)
     process.now.flush()
     assert known(stage) == dict.fromkeys(ids, Attempts(2))
     assert process.now.acker.is_flushed
@@ -339,7 +339,7 @@ def test_exactly_the_killer_is_given_up_whatever_ran_beside_it(
         if process.crashes > 40 or not stage.world.pending():
             break
         run = process.now.start() if len(process.now.runs) < 4 else None
-        process.now.lanes.board.wake_due(1e12)
+        process.now.lanes.wake_due(1e12)
         if run is not None and run.message.stream_id == killer:
             if run.is_apart:
                 run.die()

@@ -1,4 +1,4 @@
-"""reap.lua: a dead incarnation is forgotten once nothing is pending for it. Deleting a group consumer deletes its
+"""deregister.lua: a dead incarnation is forgotten once nothing is pending for it. Deleting a group consumer deletes its
 pending entries too."""
 
 from __future__ import annotations

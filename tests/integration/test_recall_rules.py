@@ -70,7 +70,7 @@ def _finish(stage: Stage, *consumers: ConsumerActor) -> None:
 @rule(
     mutant(
         "what is recalled stays queued until the answer",
-        CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "if closed:", "if not closed:"),
+        CodeEdit("usher.consumer.execution.lanes:Lanes._close", "if fences:", "if not fences:"),
     )
 )
 def test_a_recalled_ticket_goes_to_another_and_starts_there_only(stage: Stage) -> None:
@@ -102,11 +102,11 @@ def test_r1_a_call_that_is_sent_again_takes_nothing_that_came_back_meanwhile(sta
 @rule(
     mutant(
         "the lane is dropped when the answer comes",
-        CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "if closed:", "if not closed:"),
+        CodeEdit("usher.consumer.execution.lanes:Lanes._close", "if fences:", "if not fences:"),
         CodeEdit(
             "usher.consumer.execution.acker:Acker._give_back",
-            "board.confirm_closed(item.ticket, item.fence)",
-            "board.forget(item.ticket, item.fence)",
+            "lanes.confirm_closed(item.ticket, item.fence)",
+            "lanes.forget(item.ticket, item.fence)",
         ),
     )
 )
@@ -128,8 +128,10 @@ def test_r2_it_comes_back_under_a_later_fence_before_the_answer_is_heard(stage: 
 @rule(
     mutant(
         "what runs is given back",
-        CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "in self.ready}", "in self.lanes.values()}"),
-        Replace("usher.consumer.policy.lanes:LaneBoard.is_ending", lambda *_: False),
+        CodeEdit(
+            "usher.consumer.execution.lanes:Lanes.close_unstarted", "in self.ready}", "in self.by_ticket.values()}"
+        ),
+        Replace("usher.consumer.execution.lanes:Lanes._is_ending", lambda *_: False),
     )
 )
 def test_r3_a_ticket_that_runs_is_not_given_back(stage: Stage) -> None:
@@ -145,7 +147,7 @@ def test_r3_a_ticket_that_runs_is_not_given_back(stage: Stage) -> None:
 @rule(
     mutant(
         "what ended and is not acknowledged is forgotten",
-        CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "and not self.is_ending(ticket, ids)", ""),
+        CodeEdit("usher.consumer.execution.lanes:Lanes.close_unstarted", "and not self._is_ending(ticket, ids)", ""),
     )
 )
 def test_r3_a_ticket_whose_acknowledgement_is_not_answered_is_not_given_back(stage: Stage) -> None:
@@ -166,7 +168,7 @@ def test_r3_a_ticket_whose_acknowledgement_is_not_answered_is_not_given_back(sta
 @rule(
     mutant(
         "what is recalled stays queued until the answer",
-        CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "if closed:", "if not closed:"),
+        CodeEdit("usher.consumer.execution.lanes:Lanes._close", "if fences:", "if not fences:"),
     )
 )
 def test_r4a_nothing_starts_here_after_a_call_whose_reply_was_lost(stage: Stage) -> None:
@@ -211,7 +213,7 @@ def test_r4b_a_call_that_was_never_heard_is_sent_again(stage: Stage) -> None:
 @rule(
     mutant(
         "what comes under a fence that is closed is taken",
-        CodeEdit("usher.consumer.policy.lanes:LaneBoard.add", "if ticket in self._closed_fences:", "if False:"),
+        CodeEdit("usher.consumer.execution.lanes:Lanes._queue", "if ticket in self._closed_fences:", "if False:"),
     )
 )
 def test_r5_a_hand_over_behind_the_recall_is_passed_over_and_comes_again(stage: Stage) -> None:
@@ -237,7 +239,7 @@ def test_r5_a_hand_over_behind_the_recall_is_passed_over_and_comes_again(stage: 
     mutant(
         "a recall counts for any fence",
         CodeEdit(
-            "usher.consumer.policy.lanes:LaneBoard.close_unstarted",
+            "usher.consumer.execution.lanes:Lanes.close_unstarted",
             "and {message.fence for message in (*lane.queue, *lane.early)} == {fence}",
             "",
         ),
@@ -372,15 +374,15 @@ def test_w4_what_ended_before_it_is_acknowledged_for_certain_before_the_ticket_l
 @rule(
     mutant(
         "a drain gives back at once what waits",
-        CodeEdit("usher.consumer.incarnation:Drain._give_back", "*of_it", "*of_it[:2]"),
+        CodeEdit("usher.consumer.execution.acker:Acker.give_all_back", "GiveBack(*one)", "GiveBack(*one[:3])"),
     )
 )
 def test_w6_a_drain_gives_back_what_waits_here_with_its_time(stage: Stage) -> None:
     _, a, _ = _stage_of(stage, b"1-1", b"2-1")
-    a.acker.put_off = a.lanes.wait  # type: ignore[method-assign]  # as one that waits for a moment only
+    a.executor.all_wait_here = True  # as one that waits for a moment only
     _started(a).fail(_LATER)
     a.flush()
-    assert (stage.world.pending(), len(a.lanes.board.waiting)) == ({a.name: [b"1-1", b"2-1"]}, 1)
+    assert (stage.world.pending(), len(a.lanes.waiting)) == ({a.name: [b"1-1", b"2-1"]}, 1)
     a.begin_drain()
     assert a.give_back() == 1
     assert 95.0 < _due_in_s(stage) <= 100.1
@@ -476,7 +478,7 @@ def test_an_order_behind_one_that_redis_does_not_answer_is_obeyed(stage: Stage, 
     for _ in range(3):
         with contextlib.suppress(RedisTrouble):
             a.read()
-    assert third in a.lanes.board.given_up
+    assert third in a.lanes.given_up
 
 
 def test_a_drain_starts_nothing_that_it_reads(stage: Stage) -> None:

@@ -18,8 +18,8 @@ from usher.common.redis.replies import pairs
 from usher.master.operations.dead_letters import DeadLetters
 
 KEYS = Keys("payments", "billing")
-#: A letter, a step that fails, an answer: ``stream_ack.lua``, ``stream_bury.lua``, ``stream_claim.lua``,
-#: ``stream_pass.lua``, ``stream_charge.lua`` and ``stream_leave.lua`` are tried here against a real server.
+#: A letter, a step that fails, an answer: ``stream_own.lua``, ``stream_claim.lua`` and ``stream_leave.lua`` are tried
+#: here against a real server.
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""revoke.lua: a consumer that does not answer loses the right to renew; its lease then ends by itself."""
+"""drain.lua: a consumer that does not answer loses the right to renew; its lease then ends by itself."""
 
 from __future__ import annotations
 

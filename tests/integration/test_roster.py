@@ -13,8 +13,7 @@ from usher.common.base.errors import NotNow
 from usher.common.doctor.collector import collect
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.registration import Registration
-from usher.master.assembly.context import MasterContext
-from usher.master.assembly.leader_services import LeaderServices
+from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.dispatch.events import ChangedElsewhere, ChangeWatch
 from usher.master.leader.elector import Lead
 from usher.master.membership import registry as roster
@@ -200,7 +199,6 @@ def test_a_lease_that_lasts_longer_than_any_that_was_given_is_shortened_and_keep
 def test_a_lease_that_another_master_gave_for_longer_is_left_alone(world: World) -> None:
     longer = Membership(world.link, world.keys, 10 * LEASE_MS)
     given = longer.register(Registration("b", "u1", "http://127.0.0.1:1/", 4, 100)).registration
-    first = world.join("a").registration
     before = roster.read_left_ms(world.link, world.keys, [given.incarnation])[given.incarnation]
-    clamp_leases(world.link, world.keys, [first, given], LEASE_MS)
+    clamp_leases(world.link, world.keys, {world.join("a").incarnation: 1, given.incarnation: before}, LEASE_MS)
     assert before - 1000 < roster.read_left_ms(world.link, world.keys, [given.incarnation])[given.incarnation] <= before

@@ -114,7 +114,6 @@ def test_every_script_is_understood_by_the_server_with_and_without_its_first_lin
     world.link.call("SCRIPT", "LOAD", source(name))
     if world.claiming_drops_the_bodiless:
         world.link.call("SCRIPT", "LOAD", with_memory_flag(source(name)))
-    assert "@include" not in source(name)
 
 
 def test_after_a_restart_of_the_server_the_first_call_succeeds(tmp_path_short: Path) -> None:

@@ -17,7 +17,7 @@ from usher.common.redis.client import CommandRefused
 from usher.common.redis.scripts import _NUMBERS, ScriptRunner, _texts, source
 
 _WRONG = ("1e18", "1000000000000000001", "-1", "nan", "inf", "1e308", "0x10", "", "abc", "1.5")
-_TEXTS = {name: text for name, text in _texts().items() if text.startswith(f"-- {name}: ")}
+_TEXTS = _texts()[0]
 
 
 def _declared(name: str) -> dict[int, str]:

@@ -14,8 +14,7 @@ from tests.integration.routers import until
 from tests.nightly import more
 from usher.common.observability.metrics import Metrics
 from usher.common.redis.client import Link
-from usher.master.assembly.context import MasterContext
-from usher.master.assembly.leader_services import LeaderServices
+from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.leader.elector import Elector
 from usher.master.settings import MasterSettings
 

@@ -25,9 +25,9 @@ from usher.common.redis.client import Arg, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.trimming import cut_call
 from usher.master.policy.trim import Retention
-from usher.master.sources import trimmer as trimmer_module
+from usher.master.sources import services as trimmer_module
 from usher.master.sources.gatherer import Gatherer
-from usher.master.sources.trimmer import SourceTrimmer
+from usher.master.sources.services import SourceTrimmer
 
 #: Entries of a node of a stream: whole nodes are cut.
 NODE = 10
@@ -58,7 +58,7 @@ class Master:
         self.link = link or Link(url, "test:trim")
         self.gatherer = Gatherer(Link(url, "test:gather"), world.keys, SourceSelection.parse("t:*"), "ticket_id", 1000)
         self.gatherer.hold(ALL)
-        self.gatherer.found(name.encode() for name in sources)
+        self.gatherer.rounds.found(name.encode() for name in sources)
         retention = Retention(keep_s, archived_only=archived_only)
         self.trimmer = SourceTrimmer(self.link, "g", self.gatherer, 5.0, retention)
 
@@ -187,7 +187,7 @@ def test_a_stream_that_came_with_its_group_under_another_name_stays_until_it_is_
     master = Master(world, redis_url, ["t:1"])
     master.gather()
     link.call(*copy)
-    master.gatherer.found([b"t:2"])
+    master.gatherer.rounds.found([b"t:2"])
     for _ in range(2):
         master.gather()
         master.trim()

@@ -93,7 +93,7 @@ def test_while_others_can_run_more_is_waited_for(world: World) -> None:
     lanes.add([(b"U", [Message(b"U", b"3-1", 1, [b"ticket_id", b"U"], OwnLease(60.0, 0.0))])])
     with _acker(world, lanes) as acker:
         _finish(lanes, acker, strict=True)
-        assert lanes.has_ready
+        assert lanes.ready
         assert not acker._write_now.is_set()
 
 

@@ -20,7 +20,7 @@ from usher.common.observability import tracing as telemetry
 from usher.common.redis.client import Link
 from usher.common.sending.producer import Outgoing, Producer
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.master.assembly.leader_services import HandOverSpans
+from usher.master.assembly.program import HandOverSpans
 
 
 class Recorder:
@@ -204,11 +204,17 @@ def test_a_span_that_cannot_be_linked_is_a_span_all_the_same(world: World, recor
     assert [len(span.links) for span in recorder.spans] == [0]
 
 
-def test_read_field_tells_the_first_value_of_each_entry_and_nothing_else(world: World) -> None:
+def test_read_fields_tells_the_first_value_of_each_entry_and_nothing_else(world: World) -> None:
     world.add(b"5-1", "x", b"one", "x", b"two")
     world.add(b"6-1", "y", b"x")
-    assert world.scripts.run("read_field", (world.keys.stream,), ("x", b"5-1", b"6-1", b"7-1")) == [b"one", None, None]
-    assert world.scripts.run("read_field", ("nowhere",), ("x", b"5-1")) == [None]
+    args = (100, "1", 1, "x", b"5-1", b"6-1", b"7-1")
+    assert world.scripts.run("read_fields", (world.keys.stream,), args) == [[[b"one", 3]], [None], [None]]
+
+
+def test_a_name_with_dots_is_a_path_unless_it_is_said_to_be_none(world: World) -> None:
+    world.add(b"5-1", "x", b'{"y": "one"}')
+    found = [world.scripts.run("read_fields", (world.keys.stream,), (9, no, 1, "x.y", b"5-1")) for no in ("1", "")]
+    assert found == [[[None]], [[[b"one", 3]]]]
 
 
 def _runs(program: str) -> None:

@@ -26,6 +26,7 @@ from usher.common.protocol.run_log import encode
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import free_port
+from usher.consumer.policy.acks import Finished
 from usher.master.insight import ticket_feed
 from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.membership.health_url import parse_hosts
@@ -38,13 +39,9 @@ from usher.master.web.api import routes
 _T = b"T"
 
 
-class Done:
+def _done(ms: int) -> Finished:
     """An execution of a message that was sent at ``ms``: it ended 5 ms later."""
-
-    fence, attempt = 7, 1
-
-    def __init__(self, ms: int) -> None:
-        self.ticket, self.stream_id, self.start_us, self.end_us = _T, b"%d-1" % ms, 1000 * ms, 1000 * (ms + 5)
+    return Finished(_T, b"%d-1" % ms, 7, 1, 1000 * ms, 1000 * (ms + 5))
 
 
 @contextlib.contextmanager
@@ -90,7 +87,7 @@ def fill(world: World, count: int) -> None:
     for ms in range(1000, 1000 + 10 * count, 10):
         commands.append(("XADD", world.keys.stream, b"%d-1" % ms, FIELD, _T))
         commands.append(("XADD", world.keys.stream, b"%d-2" % ms, FIELD, b"other"))
-        commands.append(("XADD", world.keys.runs, b"%d-0" % (ms + 6), "batch", encode("c:1", [Done(ms)])))
+        commands.append(("XADD", world.keys.runs, b"%d-0" % (ms + 6), "batch", encode("c:1", [_done(ms)])))
     world.link.pipeline(commands)
 
 
@@ -205,7 +202,7 @@ def test_who_reads_slowly_gets_all_that_it_has_missed_over_one_connection(feed: 
         ("XADD", world.keys.stream, b"%d-1" % ms, FIELD, _T, "body", "x" * 10_000) for ms in range(1000, 1600)
     ]
     commands += [
-        ("XADD", world.keys.runs, b"%d-1" % ms, "batch", encode("c:1", [Done(ms)])) for ms in range(1000, 1600)
+        ("XADD", world.keys.runs, b"%d-1" % ms, "batch", encode("c:1", [_done(ms)])) for ms in range(1000, 1600)
     ]
     world.link.pipeline(commands)
     found = told(feed, "0", 2 * 600 + 1)

@@ -85,7 +85,7 @@ def leader(stage: Stage) -> MasterActor:
 
 def consumer(stage: Stage, leader: MasterActor, desk: Desk, name: str = "a", **settings: Any) -> ConsumerActor:
     made = stage.consumer(name, **settings)
-    made.acker.put_off = made.lanes.wait  # type: ignore[method-assign]  # as one that waits for a moment only
+    made.executor.all_wait_here = True  # as one that waits for a moment only
     leader.settle()
     desk.owner = made
     return made
@@ -217,7 +217,7 @@ def test_a_ticket_that_waits_in_redis_goes_on_at_once(
     stage: Stage, leader: MasterActor, desk: Desk, order: TicketOrder
 ) -> None:
     a = consumer(stage, leader, desk)
-    del a.acker.put_off  # type: ignore[attr-defined]
+    a.executor.all_wait_here = False
     waiting(stage, leader, a)
     leader.settle()
     record = stage.world.record(T)
@@ -370,7 +370,7 @@ def test_an_order_about_a_ticket_that_is_not_here_any_more_finds_nothing_to_do(
     run.fail(RetryLater(after_s=1.0))
     assert desk.give(RETRY).outcome == "asked"
     with a.lanes.lock:
-        a.lanes.board.forget(T, fence)
+        a.lanes.forget(T, fence)
     a.read()
     assert a.start() is None
 

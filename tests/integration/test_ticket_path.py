@@ -109,8 +109,9 @@ def test_all_scripts_of_the_leader_read_it(world: World) -> None:
     world.link.call("XREADGROUP", "GROUP", world.keys.group, "master", "STREAMS", world.keys.stream, ">")
     assert [(found.id, found.ticket) for found in leader.read_parked(None, 10).found] == [(entry_id, b"42")]
     assert list(tickets_of(world.scripts, world.keys, _PATH, [entry_id])) == [(entry_id, b"42")]
-    assert world.scripts.run("find_entries", (world.keys.stream,), (_PATH, "42", "+", 10))[2] == [entry_id]
-    assert world.scripts.run("ticket_entries", (world.keys.stream,), (_PATH, "42", "-", 10, "", ""))[1] == [entry_id]
+    assert world.scripts.run("find_entries", (world.keys.stream,), ("XRANGE", "-", "+", 10, _PATH, "42"))[2] == [
+        entry_id
+    ]
 
 
 def test_gathered_streams_too(link: Link) -> None:

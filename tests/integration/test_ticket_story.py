@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 
 from tests.integration.factories import World
 from usher.common.protocol.run_log import encode
+from usher.consumer.policy.acks import Finished
 from usher.master.insight import ticket_history as ticket_story
 from usher.master.insight.status import ticket_row
 from usher.master.insight.ticket_history import TicketHistory
@@ -15,21 +14,12 @@ from usher.master.insight.ticket_history import TicketHistory
 T = b'T "1" *[x]'
 
 
-class Execution(NamedTuple):
-    ticket: bytes
-    stream_id: bytes
-    fence: int
-    attempt: int
-    start_us: int
-    end_us: int
-
-
 @pytest.fixture
 def story(world: World) -> TicketHistory:
     return TicketHistory(world.link, world.keys, "ticket_id")
 
 
-def log(world: World, consumer: str, *executions: Execution, outcomes: tuple[str, ...] = ()) -> None:
+def log(world: World, consumer: str, *executions: Finished, outcomes: tuple[str, ...] = ()) -> None:
     world.link.call("XADD", world.keys.runs, "*", "batch", encode(consumer, executions, outcomes))
 
 
@@ -38,10 +28,10 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(
 ) -> None:
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, T, b"5000-1", b"6000-1")
-    of_t, of_u = Execution(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000), Execution(b"U", b"1-1", 1, 1, 1, 2)
+    of_t, of_u = Finished(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000), Finished(b"U", b"1-1", 1, 1, 1, 2)
     log(world, "a:1", of_t, of_u, outcomes=("failed", "done"))
-    log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 2, 8_000_000, 8_500_000))
-    log(world, "b:1", Execution(T, b"6000-1", 9000 * 1024, 1, 9_100_000, 0), outcomes=("crashed",))
+    log(world, "a:1", Finished(T, b"5000-1", 7000 * 1024, 2, 8_000_000, 8_500_000))
+    log(world, "b:1", Finished(T, b"6000-1", 9000 * 1024, 1, 9_100_000, 0), outcomes=("crashed",))
     told = story.timeline(T.decode())
     assert [(one["event"], one["ms"]) for one in told["events"]] == [
         ("ran", 9100), ("handed", 9000), ("ran", 8500), ("ran", 7200), ("handed", 7000), ("sent", 6000), ("sent", 5000),
@@ -69,7 +59,7 @@ def test_who_has_the_ticket_now_is_told_before_anything_has_ended(world: World, 
         ("handed", 7000),
         ("sent", 5000),
     ]
-    log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000))
+    log(world, "a:1", Finished(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000))
     assert [one["event"] for one in story.timeline(T.decode(), held=held)["events"]] == ["ran", "handed", "sent"]
 
 
@@ -95,7 +85,7 @@ def test_a_long_story_comes_in_pieces_that_are_all_of_it(
     monkeypatch.setattr(ticket_story, "_RUNS_AT_ONCE", 3)
     sent = world.send_many([T, b"U"] * 10)
     for number in range(8):
-        log(world, "a:1", Execution(T, sent[0], 5, number + 1, 1, 2), outcomes=("failed",))
+        log(world, "a:1", Finished(T, sent[0], 5, number + 1, 1, 2), outcomes=("failed",))
     found, back, pieces = [], None, 0
     while True:
         told = story.timeline(T.decode(), back)

@@ -1,6 +1,6 @@
 """Trimming never cuts what somebody needs, however the world changes between looking and cutting.
 
-trim.lua's losing side: a reader that has begun to need what was to be cut. count_between.lua counts what would go.
+trim.lua's losing side: a reader that has begun to need what was to be cut. find_entries.lua counts what would go.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.readers.loop import ReliableStream
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms
-from usher.master.assembly.context import MasterContext
-from usher.master.assembly.leader_services import LeaderServices
+from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.leader.elector import Lead
 from usher.master.operations import trimming
 from usher.master.operations.trimming import StillNeeded, Trimmer, Trimming, retention_of

@@ -70,7 +70,7 @@ def test_of_a_call_that_hangs_only_the_culprit_is_charged(
         else:
             run.succeed()
         process.now.flush()
-        process.now.lanes.board.wake_due(1e12)
+        process.now.lanes.wake_due(1e12)
     stage.finish(process._master, [process.now])
     [letter] = stage.world.dead()
     assert letter[b"usher-id"] == culprit

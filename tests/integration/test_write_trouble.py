@@ -127,15 +127,11 @@ def test_who_may_not_ask_is_told_nothing() -> None:
     ("name", "keys", "args"),
     [
         ("count_letters", ("s", "i"), (1, 2)),
-        ("count_between", ("s",), ("0-0", "9-9", 10)),
-        ("find_entries", ("s",), ("f", "v", "+", 10)),
-        ("find_runs", ("s",), ("v", "+", 10)),
+        ("find_entries", ("s",), ("XREVRANGE", "+", "-", 10, "f", "v")),
         ("look_again", ("s", "t", "a"), ("g", "v", "1-1")),
         ("look_at_sources", ("s",), ("g", 10)),
-        ("read_field", ("s",), ("f", "1-1")),
-        ("read_fields", ("s",), (9, 1, "f", "1-1")),
+        ("read_fields", ("s",), (9, "", 1, "f", "1-1")),
         ("read_letters", ("s", "i"), ("-", "+", 10, "", "")),
-        ("ticket_entries", ("s",), ("f", "v", "-", 10, "", "")),
     ],
 )
 def test_what_is_only_read_is_told_while_writes_are_refused(

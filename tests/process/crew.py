@@ -182,9 +182,11 @@ class Crew:
         """kill -9 of a program whole: nobody brings it back, and its worker, which would drain if it saw its parent go,
         sees nothing."""
         worker = psutil.Process(self.worker_of(name))
-        worker.suspend()
+        with contextlib.suppress(psutil.NoSuchProcess):  # on a busy machine it may end by itself
+            worker.suspend()
         self.processes[name].kill()
-        worker.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
 
     # ---- what they wrote -----------------------------------------------------------------------------------------------------
 

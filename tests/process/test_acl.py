@@ -159,7 +159,7 @@ def test_a_program_has_the_scripts_that_its_code_runs(name: str, files: list[str
     texts = {file.relative_to(_ROOT).as_posix(): file.read_text() for pattern in files for file in _ROOT.glob(pattern)}
     used = {script for text in texts.values() for script in _RUN.findall(text)}
     # Chosen at run time, or run for it elsewhere.
-    used |= {"register", "find_entries", "find_runs", "look_at_sources"} if name == "master" else set()
+    used |= {"register", "find_entries", "look_at_sources"} if name == "master" else set()
     with_sources = {program.name: program for program in programs("usher:{g}", "g", ("orders", "t:*"))}
     assert used == set(with_sources[name].scripts)
 
@@ -529,7 +529,7 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
             [stream, lease, KEYS.attempts, KEYS.runs, KEYS.errors, KEYS.failures],
             [group, me, "r", 9, 1, "1-1", "1 1 0 0", "", "", ""],
         ),
-        "drain": ([lease], [60_000]),
+        "drain": ([lease, KEYS.changed], [me, 60_000]),
         "give_back": (
             [stream, lease, KEYS.tickets, KEYS.dead, KEYS.changed, KEYS.attempts, KEYS.letters],
             [group, me, "U", "9", "3-1", 10],
@@ -541,11 +541,9 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
         ),
     }
     look: dict[str, tuple[list[str], list[str | int]]] = {
-        "count_between": ([stream], ["0-0", "+", 100]),
-        "find_entries": ([stream], ["ticket_id", "T", "+", 100]),
-        "find_runs": ([KEYS.runs], ["T", "+", 100]),
+        "find_entries": ([stream], ["XREVRANGE", "+", "-", 100, "ticket_id", "T"]),
         "look_again": ([stream, KEYS.tickets, KEYS.attempts], [group, "T", "1-1", "2-1"]),
-        "read_field": ([stream], ["ticket_id", "1-1", "2-1"]),
+        "read_fields": ([stream], [100, "", 1, "ticket_id", "1-1", "2-1"]),
         "read_letters": ([KEYS.dead, KEYS.letters], ["-", "+", 100, "", ""]),
     }
     sign = uid_key(stream, b"x").decode()

@@ -46,6 +46,7 @@ except ImportError:
 def book(account):
     print("booked", account, flush=True)
 """
+_ASK = "import usher; print(usher.Producer(usher.redis_url()).call('1', {'n': '0'}, timeout_s=20))"
 FILES = {"orders.py": "seen = []\ndef handle(message):\n    seen.append(message.fields['n'])\n", "app.py": _APP}
 
 
@@ -89,6 +90,8 @@ def test_without_a_redis_they_share_one_that_the_last_one_ends(folder: Path) -> 
         for one in (first, second):
             assert one.stdout is not None
             assert "orders:handle" in [one.stdout.readline() for _ in range(4)][1]
+        asked = subprocess.run([sys.executable, "-c", _ASK], env=environ, capture_output=True, text=True, check=False)
+        assert (asked.stdout, asked.returncode) == ("None\n", 0), asked.stderr
         for one, number in ((first, signal.SIGINT), (second, signal.SIGTERM)):
             assert subprocess.run([*send, "n=1"], env=environ, check=False).returncode == 0
             one.send_signal(number)

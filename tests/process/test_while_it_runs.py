@@ -48,6 +48,7 @@ async def converse(message):
 
 
 async def answer_async(message):
+    message.attempt == 1 and message.fields.get("dies") and os.abort()
     note(message, began=True)
     try:
         await asyncio.sleep(60 if message.fields.get("do") == "talk" else 0)
@@ -58,6 +59,7 @@ async def answer_async(message):
 
 
 def answer(message):
+    message.attempt == 1 and message.fields.get("dies") and os.abort()
     note(message, began=True)
     until = time.monotonic() + (60 if message.fields.get("do") == "talk" else 0)
     while time.monotonic() < until and not message.cancelled.wait(0.05):
@@ -166,17 +168,19 @@ def test_a_run_is_interrupted_by_command_by_http_and_by_a_producer(
     assert [run["told"] for run in _runs(folder) if "told" in run] == [True, True]
     assert not producer.interrupt("chat-9")
     [url] = crew.masters
-    third = producer.send("chat-1", {"do": "talk", "ends": "well"})
+    third = producer.send("chat-1", {"do": "talk", "ends": "well", "dies": 1})  # then it runs in a process of its own
     until(lambda: began(third), 20, "it runs")
     status, document = _ask(url, "/api/tickets/chat-1/interrupt", {})
     assert (status, document["outcome"]) == (200, "asked")
     until(lambda: (third, "done", "") in _ended(link), 10, "it ended")
+    told = [run.get("interrupted") for run in _ask(url, f"/api/messages/{third}")[1]["executions"]]
+    assert told == [None, True]
     assert _ask(url, "/api/tickets/chat-1/interrupt", {})[0] == 409
     assert crew.processes["c1"].poll() is None
 
 
-def _ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    answered = requests.post(url + path, json=body, timeout=10)
+def _ask(url: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    answered = requests.request("GET" if body is None else "POST", url + path, json=body, timeout=10)
     return answered.status_code, answered.json()
 
 

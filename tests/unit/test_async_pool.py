@@ -16,7 +16,7 @@ import usher.consumer.execution.async_pool
 from usher.common.base.clock import now_s
 from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.lanes import Lanes, MessageLane
+from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.acks import FailedAttempt
@@ -46,22 +46,20 @@ class Pool:
         self.executor = Executor(
             self.lanes, self, self.journal, LEASE, policy or RetryPolicy(3, 0.0, 0.0), strict, 0.0, self.broken.append
         )
+        self.executor.all_wait_here = True
         self.pool = AsyncPool(self.executor, handle, slots)
 
     def finished(self, item: Message, here: bool = False) -> None:
         self.done.append(item.id)
         with self.lanes.lock:
-            self.lanes.board.done([item.stream_id])
+            self.lanes.done([item.stream_id])
         if item.lane is not None:  # it is held until Redis has this
-            self.lanes.resume([item.lane])
+            self.lanes.resume(item.lane)
 
     def failed(self, failure: FailedAttempt) -> None:
         self.failures.append(failure)
 
-    def put_off(self, lane: MessageLane, given: Message, due_s: float) -> None:
-        self.lanes.wait(lane, given, due_s)
-
-    def give_up(self, lane: MessageLane, given: Message, bury: Bury) -> None:
+    def give_up(self, lane: Lane, given: Message, bury: Bury) -> None:
         self.given_up.append(given.id)
 
     def add(self, *numbers: int) -> None:
@@ -265,7 +263,7 @@ def test_a_retry_that_comes_due_between_the_look_for_lanes_and_that_for_due_time
     next_due_s = made.lanes.next_due_s
 
     def late() -> float | None:
-        waiting = made.lanes.board.waiting
+        waiting = made.lanes.waiting
         if waiting and gate_to_late.is_set():
             gate_to_late.clear()
             while now_s() < waiting[0][0]:  # the loop's thread is held up here until then
@@ -277,7 +275,7 @@ def test_a_retry_that_comes_due_between_the_look_for_lanes_and_that_for_due_time
     made.add(1)
     made.pool.start()
     assert fails.wait(PATIENCE_S)
-    made.until(lambda: bool(made.lanes.board.waiting))
+    made.until(lambda: bool(made.lanes.waiting))
     gate_to_late.set()
     made.add(2)
     made.until(lambda: made.done == ["1-0"])
@@ -306,7 +304,7 @@ def test_a_task_of_a_handler_that_ends_the_loop_is_the_failure_of_no_other_messa
     made.end()
     assert not made.given_up
     assert made.broken == ["SystemExit around a handler call"]
-    assert made.lanes.has_ready, "the fourth begins nowhere"
+    assert made.lanes.ready, "the fourth begins nowhere"
     assert isinstance(tasks[0].exception(), SystemExit)  # or asyncio tells of it in the middle of another test
 
 

@@ -20,7 +20,7 @@ from usher.common.protocol.attempts import NEVER, Attempts
 from usher.common.runtime.service import Service
 from usher.consumer.execution import async_pool, batch_pool
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.lanes import Lanes, MessageLane
+from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
@@ -128,7 +128,7 @@ class Runners:
         self.executor = Executor(
             self.lanes, self, Journal(None, "", "", 0), LEASE, policy, strict, 60.0, self.broken.append
         )
-        self.calls: list[list[str]] = []
+        self.executor.all_wait_here, self.calls = True, list[list[str]]()
 
         def called(messages: list[Message]) -> Any:
             self.calls.append([one.id for one in messages])
@@ -145,21 +145,18 @@ class Runners:
     def finished(self, item: Finished, here: bool = False) -> None:
         self.finished_items.append(item)
         with self.lanes.lock:
-            self.lanes.board.done([item.stream_id])
+            self.lanes.done([item.stream_id])
         if item.lane is not None:
-            threading.Thread(target=lambda: self.lanes.resume([item.lane]), daemon=True).start()
+            threading.Thread(target=lambda: self.lanes.resume(item.lane), daemon=True).start()
 
     def failed(self, failure: FailedAttempt) -> None:
         self.failures.append(failure)
 
-    def put_off(self, lane: MessageLane, given: Message, due_s: float) -> None:
-        self.lanes.wait(lane, given, due_s)
-
-    def give_up(self, lane: MessageLane, given: Message, bury: Bury) -> None:
+    def give_up(self, lane: Lane, given: Message, bury: Bury) -> None:
         self.given_up.append((given.id, bury.reason, given.attempt))
         with self.lanes.lock:
-            self.lanes.board.done([given.stream_id])
-        threading.Thread(target=lambda: self.lanes.resume([lane]), daemon=True).start()
+            self.lanes.done([given.stream_id])
+        threading.Thread(target=lambda: self.lanes.resume(lane), daemon=True).start()
 
     def add(self, **numbers: list[int]) -> None:
         self.lanes.add(
@@ -357,7 +354,7 @@ class TestPool:
             runners.lanes.pause()
             runners.until(lambda: runners.lanes.running == 0)
         assert runners.calls == [["1-0"]]
-        assert quiet_ids(runners.lanes.board) == {b"A": [b"2-0"]}
+        assert quiet_ids(runners.lanes) == {b"A": [b"2-0"]}
 
     def test_a_ticket_forgotten_while_its_call_runs_leaves_nothing_behind(self, barrier: threading.Event) -> None:
         def handle(messages: list[Message]) -> Any:
@@ -369,7 +366,7 @@ class TestPool:
         with runners:
             runners.until(lambda: len(runners.calls) == 1)
             with runners.lanes.lock:
-                runners.lanes.board.forget(b"A", 1)
+                runners.lanes.forget(b"A", 1)
             barrier.set()
             runners.until_over()
         assert runners.calls == [["1-0", "2-0", "3-0"]]

@@ -42,15 +42,15 @@ def test_new_names_are_looked_for_before_the_first_turn_after_a_gap(
 ) -> None:
     did: list[str] = []
     monkeypatch.setattr(gatherer, "look_for_new", lambda _link, _asker: did.append("look"))
-    monkeypatch.setattr(gatherer._rounds, "take", lambda: did.append("turn"))
+    monkeypatch.setattr(gatherer.rounds, "take", lambda: did.append("turn"))
     gatherer.run_once()
     gatherer.run_once()
     gatherer.look_at_all()
     gatherer.run_once()
-    monkeypatch.setattr(gatherer._rounds, "take", lambda: Turn((b"a",), 1))
+    monkeypatch.setattr(gatherer.rounds, "take", lambda: Turn((b"a",), 1))
     with pytest.raises(RedisTrouble):
         gatherer.run_once()  # nobody answers its link
-    monkeypatch.setattr(gatherer._rounds, "take", lambda: did.append("turn"))
+    monkeypatch.setattr(gatherer.rounds, "take", lambda: did.append("turn"))
     gatherer.run_once()
     assert did == ["look", "turn", "turn", "look", "turn", "look", "turn"]
 
@@ -135,8 +135,7 @@ def test_what_was_found_before_a_new_connection_does_not_count_as_lost_after_it(
 def test_entries_that_may_have_been_lost_while_a_group_was_gone_are_told(
     gatherer: Gatherer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gatherer._say(
-        [(b"a", TurnResult(TurnOutcome.OVER, 5, "made 3-1 6-1")), (b"b", TurnResult(TurnOutcome.OVER, 5, "made 3-1"))]
-    )
+    told = {b"a": "made 3-1 6-1", b"b": "made 3-1"}
+    gatherer._say({source: TurnResult(TurnOutcome.OVER, 5, words) for source, words in told.items()}, {})
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [record.getMessage() for record in warnings] == ["source_entries_lost"]

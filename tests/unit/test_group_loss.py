@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from usher.common.protocol.stream_id import GroupPosition, Span, rank
-from usher.master.policy.group_loss import Memory, Restart, reached, restart, set_back
+from usher.master.policy.group_loss import Memory, reached, restart, set_back
 
 DONE = GroupPosition(b"20-0", None)
 OPEN = GroupPosition(b"20-0", b"10-0")
@@ -14,15 +14,15 @@ BELOW_OPEN = b"9-18446744073709551615"
 
 def test_what_was_handed_over_after_the_position_was_saved_is_said_to_repeat() -> None:
     whole = Span(b"1-0", b"30-0")
-    assert restart(DONE, whole, taken=b"26-0") == Restart(b"20-0", (b"20-1", b"26-0"))
-    assert restart(OPEN, whole, taken=b"30-0") == Restart(BELOW_OPEN, (b"10-0", b"30-0"))
+    assert restart(DONE, whole, taken=b"26-0") == (b"20-0", (b"20-1", b"26-0"), None)
+    assert restart(OPEN, whole, taken=b"30-0") == (BELOW_OPEN, (b"10-0", b"30-0"), None)
     assert restart(OPEN, whole, taken=b"15-0") == restart(OPEN, whole)
     assert restart(OPEN, whole, taken=b"31-0") == restart(OPEN, whole), "it is of another stream"
-    assert restart(DONE, Span(b"23-0", b"30-0"), taken=b"25-0") == Restart(b"20-0", (b"23-0", b"25-0")), (
+    assert restart(DONE, Span(b"23-0", b"30-0"), taken=b"25-0") == (b"20-0", (b"23-0", b"25-0"), None), (
         "and nobody knows of anything lost"
     )
-    assert restart(DONE, Span(None, b"30-0"), taken=b"25-0") == Restart(b"20-0")
-    assert restart(DONE, whole, saved=False, taken=b"25-0") == Restart(b"0-0", (b"1-0", b"25-0"))
+    assert restart(DONE, Span(None, b"30-0"), taken=b"25-0") == (b"20-0", None, None)
+    assert restart(DONE, whole, saved=False, taken=b"25-0") == (b"0-0", (b"1-0", b"25-0"), None)
 
 
 def test_what_another_master_saved_since_counts_alone() -> None:
@@ -51,16 +51,15 @@ def _check_small_case(delivered: int, done: tuple[bool, ...], kept: tuple[bool, 
     open_ids = [entry for entry, is_done in zip(entries, done, strict=False) if not is_done]
     left = [entry for entry, is_kept in zip(entries, kept, strict=True) if is_kept]
     position = GroupPosition(entries[delivered - 1], open_ids[0] if open_ids else None)
-    made = restart(position, Span(left[0] if left else None, entries[-1]))
-    assert not made.first_time, "an error is logged"
-    comes = {entry for entry in left if rank(entry) > rank(made.start)}
+    start, repeat, lost = restart(position, Span(left[0] if left else None, entries[-1]))
+    comes = {entry for entry in left if rank(entry) > rank(start)}
     assert set(left) - set(entries[:delivered]) <= comes, "what was never read comes"
     assert set(open_ids) & set(left) <= comes, "what was not done comes"
-    assert comes & set(entries[:delivered]) <= _between(made.repeat, entries)
+    assert comes & set(entries[:delivered]) <= _between(repeat, entries)
     # A hole in the middle is not seen by looking at the ends of the stream; what the stream lost at its beginning is.
     trimmed = {entry for entry in open_ids if not left or rank(entry) < rank(left[0])}
-    assert trimmed <= _between(made.lost, entries)
-    assert not _between(made.lost, entries) & set(left)
+    assert trimmed <= _between(lost, entries)
+    assert not _between(lost, entries) & set(left)
 
 
 def _between(ends: tuple[bytes, bytes] | None, entries: list[bytes]) -> set[bytes]:

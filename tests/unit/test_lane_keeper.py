@@ -13,7 +13,7 @@ from tests.integration.routers import until
 from tests.unit.test_lanes import quiet_ids
 from usher.common.base.clock import now_s
 from usher.consumer.execution import lanes as lane_keeper
-from usher.consumer.execution.lanes import Lanes, MessageLane
+from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.handlers.message import Message, OwnLease
 
 #: Longer than any wait here may take on a busy machine.
@@ -29,7 +29,7 @@ class Waiter:
     """A thread in ``next_lane``."""
 
     def __init__(self, lanes: Lanes, timeout_s: float = PATIENCE_S) -> None:
-        self.lane: MessageLane | None = None
+        self.lane: Lane | None = None
         self.ended_s = 0.0
         self._lanes = lanes
         self._timeout_s = timeout_s
@@ -40,7 +40,7 @@ class Waiter:
         self.lane = self._lanes.next_lane(self._timeout_s)
         self.ended_s = now_s()
 
-    def join(self) -> MessageLane | None:
+    def join(self) -> Lane | None:
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
         return self.lane
@@ -59,12 +59,10 @@ def test_a_retry_that_is_due_while_the_others_are_busy_wakes_who_watched(monkeyp
     watcher = Waiter(lanes)
     until(lambda: lanes._watched)
     monkeypatch.setattr(lane_keeper, "_WATCH_S", 0.01)  # the next time
-    with (
-        lanes._changed
-    ):  # the runner fails, and takes the lane that the watcher could have had, before that one is awake
-        lanes._ended += 1
-        lanes.board.retry(runner, runner.queue.popleft(), now_s() + 0.05)
-        assert lanes.board.take() is not None
+    with lanes.lock:  # the runner fails, and takes the lane that the watcher could have had, before that one is awake
+        lanes._hold(runner)
+        lanes.waiting.append((now_s() + 0.05, 1, runner))
+        assert lanes.take() is not None
         lanes._changed.notify()
     assert watcher.join() is runner
 
@@ -161,7 +159,7 @@ def test_a_held_lane_wakes_somebody_when_it_is_let_go(lanes: Lanes) -> None:
     waiter = Waiter(lanes)
     threading.Event().wait(0.1)
     assert lanes.take_now() is None
-    lanes.resume([lane])
+    lanes.resume(lane)
     assert waiter.join() is lane
 
 
@@ -177,7 +175,7 @@ class TestPause:
         until(lambda: lanes._watched)
         lanes.pause()
         assert waiter.join() is None
-        assert quiet_ids(lanes.board) == {b"READY": [b"2-0"]}
+        assert quiet_ids(lanes) == {b"READY": [b"2-0"]}
 
 
 def test_an_event_loop_is_told_of_everything_that_may_make_a_lane_ready(lanes: Lanes) -> None:
@@ -189,7 +187,7 @@ def test_an_event_loop_is_told_of_everything_that_may_make_a_lane_ready(lanes: L
     lanes.retry(lane, lane.queue.popleft(), now_s())
     assert lanes.take_now() is lane
     lanes.hold(lane)
-    lanes.resume([lane])
+    lanes.resume(lane)
     assert len(told) == 3
 
 
@@ -213,7 +211,7 @@ class Crowd:
             if lane is not None:
                 self._run_lane(lane, rng)
 
-    def _run_lane(self, lane: MessageLane, rng: random.Random) -> None:
+    def _run_lane(self, lane: Lane, rng: random.Random) -> None:
         began_s, count = now_s(), 0
         while count < 3:
             if lane.early:
@@ -230,11 +228,11 @@ class Crowd:
             with self._lock:
                 self.handled[lane.ticket].append(message.stream_id)
             with self._lanes.lock:
-                self._lanes.board.done([message.stream_id])
+                self._lanes.done([message.stream_id])
             count += 1
             if how < 0.2:
                 self._lanes.hold(lane)
-                self._lanes.resume([lane])
+                self._lanes.resume(lane)
                 return
         self._lanes.release(lane, count, now_s() - began_s)
 
@@ -282,16 +280,16 @@ def test_what_comes_under_the_fence_of_a_ticket_that_has_ended_here_is_not_taken
     assert lane is not None
     lane.queue.popleft()
     lanes.hold(lane)
-    lanes.board.close_fence(b"T", 1, b"1-0")
-    assert not lanes.board.held_ids, "they may be handed over to us again"
+    lanes.close_fence(b"T", 1, b"1-0")
+    assert not lanes.held_ids, "they may be handed over to us again"
     lanes.add([messages(b"T", 3), messages(b"U", 4)])
-    assert lanes.board.held_ids == {b"4-0"}
-    assert lanes.board.closed_fences() == [], "Redis has not said so yet: the inbox may still get more"
-    lanes.board.confirm_closed(b"T", 1)
-    assert lanes.board.closed_fences() == [(b"T", 1)]
+    assert lanes.held_ids == {b"4-0"}
+    assert lanes.closed_fences() == [], "Redis has not said so yet: the inbox may still get more"
+    lanes.confirm_closed(b"T", 1)
+    assert lanes.closed_fences() == [(b"T", 1)]
     lanes.add([messages(b"T", 1, 2, fence=2)])
-    lanes.resume([lane])
+    lanes.resume(lane)
     lane.merge_early()
     assert [message.stream_id for message in lane.queue] == [b"1-0", b"2-0"]
-    lanes.board.forget_closed([(b"T", 1)])
-    assert lanes.board.closed_fences() == []
+    lanes.forget_closed([(b"T", 1)])
+    assert lanes.closed_fences() == []

@@ -6,13 +6,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.replies import HandOver
-from usher.consumer.policy.lanes import Lane, LaneBoard
+from usher.consumer.execution.lanes import Lane, Lanes
 
 
 @dataclass(frozen=True)
@@ -31,14 +30,14 @@ def entries(*numbers: int) -> list[Entry]:
     return [Entry(b"%d-0" % number) for number in numbers]
 
 
-def filled(**tickets: list[Entry]) -> LaneBoard[Entry]:
-    board: LaneBoard[Entry] = LaneBoard()
+def filled(**tickets: list[Entry]) -> Lanes:
+    board: Lanes = Lanes()
     for name, messages in tickets.items():
-        board.add(name.encode(), messages)
+        board.add([(name.encode(), messages)])
     return board
 
 
-def taken(board: LaneBoard[Entry]) -> Lane[Entry]:
+def taken(board: Lanes) -> Lane:
     lane = board.take()
     assert lane is not None
     if lane.early:
@@ -46,15 +45,15 @@ def taken(board: LaneBoard[Entry]) -> Lane[Entry]:
     return lane
 
 
-def put_off(board: LaneBoard[Entry], due_s: float) -> None:
+def put_off(board: Lanes, due_s: float) -> None:
     """The next lane's first message failed, and is tried again then."""
     lane = taken(board)
     board.retry(lane, lane.queue.popleft(), due_s)
 
 
-def quiet_ids(board: LaneBoard[Any]) -> dict[bytes, list[bytes]]:
+def quiet_ids(board: Lanes) -> dict[bytes, list[bytes]]:
     """The queued ids of the tickets that are quiet."""
-    return {ticket: ids for ticket, (_, ids, _) in board.quiet().items()}
+    return {ticket: ids for ticket, _, ids, _ in board.close_quiet()}
 
 
 def numbers(messages: Iterable[Entry]) -> list[int]:
@@ -68,10 +67,10 @@ class TestOrder:
         assert board.running == 3
 
     def test_ids_are_compared_as_numbers(self) -> None:
-        board: LaneBoard[Entry] = LaneBoard()
-        board.add(b"T", [Entry(b"9-10")])
-        board.add(b"T", [Entry(b"10-0")])
-        board.add(b"T", [Entry(b"9-9")])
+        board: Lanes = Lanes()
+        board.add([(b"T", [Entry(b"9-10")])])
+        board.add([(b"T", [Entry(b"10-0")])])
+        board.add([(b"T", [Entry(b"9-9")])])
         assert [message.stream_id for message in taken(board).queue] == [b"9-9", b"9-10", b"10-0"]
 
 
@@ -84,7 +83,7 @@ class TestRelease:
         assert [taken(board).ticket for _ in range(2)] == [b"B", b"A"]
         lane.queue.clear()
         board.release(lane)
-        assert b"A" not in board.lanes
+        assert b"A" not in board.by_ticket
         assert board.running == 1
 
     def test_a_retry_waits_for_its_time_with_its_whole_ticket(self) -> None:
@@ -112,7 +111,7 @@ class TestForget:
         lane = taken(board)
         failed = lane.queue.popleft()
         board.forget(b"T", 1)
-        board.add(b"T", [Entry(b"3-0", 2)])
+        board.add([(b"T", [Entry(b"3-0", 2)])])
         board.retry(lane, failed, 10.0)
         assert board.unknown([b"1-0"]) == [b"1-0"]
         again = taken(board)
@@ -127,7 +126,7 @@ class TestForget:
         board = filled(T=entries(5))
         lane = taken(board)
         [old], new = list(lane.queue), Entry(b"1-0" if place == "early" else b"7-0", 2)
-        board.add(b"T", [new])
+        board.add([(b"T", [new])])
         if place in ("running", "in a call"):
             lane.queue.clear()
         board.forget(b"T", 1)
@@ -150,25 +149,25 @@ class TestQuiet:
         taken(board)
         board.hold(taken(board))
         put_off(board, 99.0)
-        board.add(b"READY", entries(7))
-        board.add(b"RETRIES", entries(6))
+        board.add([(b"READY", entries(7))])
+        board.add([(b"RETRIES", entries(6))])
         assert quiet_ids(board) == {b"READY": [b"7-0", b"8-0"], b"RETRIES": [b"5-0", b"6-0"]}
 
     def test_what_was_given_back_is_gone_and_the_rest_goes_on(self) -> None:
         board = filled(A=entries(1), B=entries(2), C=entries(3), D=entries(4))
         for due_s in (3.0, 1.0, 2.0):
             put_off(board, due_s)
-        board.drop_quiet([b"B", b"D"])
+        board._close({b"B": 0, b"D": 0})
         assert board.unknown([b"1-0", b"2-0", b"3-0", b"4-0"]) == [b"2-0", b"4-0"]
-        assert set(board.lanes) == {b"A", b"C"}
+        assert set(board.by_ticket) == {b"A", b"C"}
         assert board.wake_due(2.5) == 3.0
         assert board.wake_due(3.5) is None
         assert [taken(board).ticket for _ in range(2)] == [b"C", b"A"]
-        board.add(b"B", entries(9))
+        board.add([(b"B", entries(9))])
         assert taken(board).ticket == b"B"
 
 
-def recalled(board: LaneBoard[Entry], ticket: bytes, *ids: int, fence: int = 1) -> bool:
+def recalled(board: Lanes, ticket: bytes, *ids: int, fence: int = 1) -> bool:
     """Recall a ticket that had these ids then, and return whether it goes back."""
     part = HandOver(ticket, fence, [entry.stream_id for entry in entries(*ids)])
     return [one[:2] for one in board.close_unstarted([part])] == [(ticket, fence)]
@@ -183,7 +182,7 @@ class TestRecall:
             return
         if state == "other fence":
             assert not recalled(board, b"A", 1, 2, fence=2)
-            assert board.take() is board.lanes[b"A"]
+            assert board.take() is board.by_ticket[b"A"]
             return
         lane = taken(board)
         first = lane.queue.popleft()
@@ -207,11 +206,11 @@ class Consumer:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.board: LaneBoard[Entry] = LaneBoard()
+        self.board: Lanes = Lanes()
         self.now_s = 0.0
         self.added: dict[bytes, list[int]] = {}  # not yet started or started, never done
-        self.running: list[tuple[Lane[Entry], Entry | None]] = []
-        self.held: list[tuple[Lane[Entry], Entry]] = []
+        self.running: list[tuple[Lane, Entry | None]] = []
+        self.held: list[tuple[Lane, Entry]] = []
         self.unacknowledged: list[Entry] = []
         self.last_id = 100
         self.fence = 1
@@ -219,7 +218,7 @@ class Consumer:
         self.forgotten: set[int] = set()  # of those that ran when their ticket was forgotten
         self.fences: dict[int, int] = {}
         self.tickets: dict[int, bytes] = {}
-        self.given_back: list[tuple[bytes, int, Lane[Entry] | None]] = []  # not answered yet; with the lane that waits
+        self.given_back: list[tuple[bytes, int, Lane | None]] = []  # not answered yet; with the lane that waits
 
     def moves(self) -> list[Callable[[], None]]:
         often = [self.hand_over, self.take, self.end, self.end]
@@ -254,7 +253,7 @@ class Consumer:
             self.fences.update((number, self.fence) for number in numbers(messages))
             self.added.setdefault(ticket, []).extend(numbers(messages))
             self.tickets.update((number, ticket) for number in numbers(messages))
-            self.board.add(ticket, messages)
+            self.board.add([(ticket, messages)])
 
     def take(self) -> None:
         lane = self.board.take()
@@ -263,7 +262,7 @@ class Consumer:
             assert all(other is not lane for other, _ in self.held)
             self.running.append((lane, self.start(lane)))
 
-    def start(self, lane: Lane[Entry]) -> Entry | None:
+    def start(self, lane: Lane) -> Entry | None:
         """The next message of a lane: always the lowest that is here."""
         if lane.early:
             lane.merge_early()
@@ -310,17 +309,17 @@ class Consumer:
             self.board.done([message.stream_id])
             self.board.resume(lane)
 
-    def leaves(self, ticket: bytes, fence: int, lane: Lane[Entry] | None) -> None:
+    def leaves(self, ticket: bytes, fence: int, lane: Lane | None) -> None:
         """Nothing of the ticket under this fence is to be run here, whatever the inbox names."""
         self.added[ticket] = [number for number in self.added[ticket] if self.fences[number] > fence]
         self.given_back.append((ticket, fence, lane))
         self.fence += 1
-        self.board.add(ticket, [Entry(b"%d-0" % (self.last_id + 1), fence)])
+        self.board.add([(ticket, [Entry(b"%d-0" % (self.last_id + 1), fence)])])
 
     def recall(self) -> None:
         """Of a ticket of which nothing runs, waits, or ended unanswered: it goes back, under its fence only."""
         ticket = self.rng.choice([b"A", b"B", b"C", b"D"])
-        lane, mine = self.board.lanes.get(ticket), self.added.get(ticket, [])
+        lane, mine = self.board.by_ticket.get(ticket), self.added.get(ticket, [])
         fence = self.fences[mine[0]] if mine else self.fence
         ended = [message.number for message in self.unacknowledged if self.tickets.get(message.number) == ticket]
         is_unstarted = lane in self.board.ready and not ended and {self.fences[number] for number in mine} == {fence}
@@ -366,7 +365,9 @@ class Consumer:
         ended = {message.number for message in self.unacknowledged} | {message.number for _, message in self.held}
         assert {int(entry_id.partition(b"-")[0]) for entry_id in self.board.held_ids} == here | ended
         assert self.board.running == len(self.running)
-        in_lanes = {ticket: sorted(numbers([*lane.queue, *lane.early])) for ticket, lane in self.board.lanes.items()}
+        in_lanes = {
+            ticket: sorted(numbers([*lane.queue, *lane.early])) for ticket, lane in self.board.by_ticket.items()
+        }
         for lane, message in self.running:
             if message is not None:
                 in_lanes[lane.ticket] = sorted([*in_lanes[lane.ticket], message.number])
@@ -377,12 +378,12 @@ class Consumer:
     def finish(self) -> None:
         """Whatever is here can be done."""
         for _ in range(10_000):
-            if not self.board.lanes and not self.board.held_ids:
+            if not self.board.by_ticket and not self.board.held_ids:
                 break
             for move in (self.take, self.end, self.let_go, self.acknowledge, self.pass_time, self.answer, self.read_on):
                 move()
                 self.check()
-        assert not self.board.lanes
+        assert not self.board.by_ticket
         assert not self.board.held_ids
         assert (self.board.running, self.board.take(), self.board.wake_due(1e9)) == (0, None, None)
         for move in (self.answer, self.read_on):

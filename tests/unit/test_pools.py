@@ -15,7 +15,7 @@ from usher.common.base.errors import HandlerUnusable
 from usher.common.runtime.service import Service
 from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.lanes import Lanes, MessageLane
+from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished
@@ -36,10 +36,10 @@ class Accounts:
 
     def failed(self, failure: FailedAttempt) -> None: ...
 
-    def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None:
+    def put_off(self, lane: Lane, message: Message, due_s: float) -> None:
         raise AssertionError("no wait is that long")
 
-    def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
+    def give_up(self, lane: Lane, message: Message, bury: Bury) -> None:
         self.buried.append(bury)
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.boards import NOW, arrive, board_with, hand_over, ids, planned
 from usher.master.policy.board.board import Board
+from usher.master.policy.board.limiter import Limiter
 from usher.master.policy.board.plans import BoardFacts, HandOverReply, Parked
-from usher.master.policy.board.rule_gate import RuleGate
-from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, TicketTokenBuckets, rule_id
+from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, TokenBuckets, rule_id
 
 
 def rule(
@@ -87,7 +87,7 @@ class TestSlow:
         board.withdraw(plan)
         hand_over(board)
         asked: list[float] = []
-        monkeypatch.setattr(TicketTokenBuckets, "due_s", lambda *_: asked.append(NOW) or NOW)  # type: ignore[func-returns-value]
+        monkeypatch.setattr(TokenBuckets, "due_s", lambda *_: asked.append(NOW) or NOW)  # type: ignore[func-returns-value]
         arrive(board, b"T", 3)
         assert hand_over(board) == {("c1:1", b"T"): ids(3)}
         assert asked == []
@@ -116,7 +116,7 @@ class TestSlow:
         while board.plan(100, NOW) is not None:
             pass
         looked_for: list[bytes] = []
-        monkeypatch.setattr(RuleGate, "due_of", lambda _, ticket: looked_for.append(ticket))
+        monkeypatch.setattr(Limiter, "due_of", lambda _, ticket: looked_for.append(ticket))
         assert {board.parked_of(name) for name in names[-5:]} == {Parked(1, True)}
         assert board.parked_of(b"unknown") is None
         assert looked_for == []

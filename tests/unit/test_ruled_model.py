@@ -112,14 +112,14 @@ class RuledMachine(BoardMachine):
 
     @rule()
     def memory_is_full(self) -> None:
-        """What paused and waiting tickets have parked leaves memory; no other ticket loses anything."""
+        """What paused and waiting tickets have parked leaves memory; no other ticket loses what may go out next."""
         others = {
-            name: list(ticket.parked)
+            name: list(ticket.parked)[: self.board._window]
             for name, ticket in self.board.tickets.items()
             if self.board.rules.of(name) is None and ticket.standing is not Standing.WAITING
         }
         self.board.unload()
-        assert others == {name: list(self.board.tickets[name].parked) for name in others}
+        assert others == {name: list(self.board.tickets[name].parked)[: self.board._window] for name in others}
 
     def _could_go(self, ticket: BoardTicket, chosen: dict[str, ConsumerLoad]) -> bool:
         return self.board.rules.of(ticket.name) is None and super()._could_go(ticket, chosen)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, TicketTokenBuckets, dump, parse, rule_id
+from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, TokenBuckets, dump, parse, rule_id
 
 
 def rule(target: Target, value: str, action: RuleAction = RuleAction.PAUSE, rate: float | None = None) -> Rule:
@@ -99,7 +99,7 @@ class TestStored:
 class TestBuckets:
     @given(st.floats(0.01, 100), st.lists(st.floats(0, 5), min_size=1, max_size=60))
     def test_no_more_than_the_rate_is_let_go_in_any_time(self, rate: float, waits: list[float]) -> None:
-        buckets, now, spent, began = TicketTokenBuckets(), 100.0, 0, 100.0
+        buckets, now, spent, began = TokenBuckets(), 100.0, 0, 100.0
         for wait in waits:
             now += wait
             tokens = buckets.tokens(b"T", rate, now)
@@ -109,7 +109,7 @@ class TestBuckets:
             assert buckets.due_s(b"T", rate) >= now - 1e-9
 
     def test_the_next_token_comes_when_it_is_due(self) -> None:
-        buckets = TicketTokenBuckets()
+        buckets = TokenBuckets()
         assert buckets.tokens(b"T", 4.0, 0.0) == 1
         buckets.spend(b"T", 1)
         assert buckets.due_s(b"T", 4.0) == 0.25
@@ -118,7 +118,7 @@ class TestBuckets:
         assert buckets.tokens(b"T", 4.0, 0.25) == 1
 
     def test_the_bucket_that_was_asked_for_is_there_whoever_else_is_forgotten(self) -> None:
-        buckets = TicketTokenBuckets()
+        buckets = TokenBuckets()
         for number in range(1001):
             ticket = b"%d" % number
             assert buckets.tokens(ticket, 1.0, 0.0) == 1
@@ -126,7 +126,7 @@ class TestBuckets:
             assert buckets.due_s(ticket, 1.0) == 1.0
 
     def test_a_bucket_that_is_not_yet_filled_is_not_forgotten_however_long_ago_it_was_asked_for(self) -> None:
-        buckets, rate, now = TicketTokenBuckets(), 0.0001, 50_000.0
+        buckets, rate, now = TokenBuckets(), 0.0001, 50_000.0
         buckets.tokens(b"T", rate, now)
         buckets.spend(b"T", 1)
         for number in range(1001):
@@ -134,7 +134,7 @@ class TestBuckets:
         assert buckets.tokens(b"T", rate, now + 3602) == 0
 
     def test_a_million_tickets_do_not_stay_in_memory(self) -> None:
-        buckets = TicketTokenBuckets()
+        buckets = TokenBuckets()
         for number in range(20_000):
             buckets.tokens(b"%d" % number, 1.0, float(number))
         assert len(buckets._buckets) <= 2001

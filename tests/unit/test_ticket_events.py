@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from usher.common.protocol.run_log import CRASHED, encode
+from usher.consumer.policy.acks import Finished
 from usher.master.cli.tickets import ServerSentEvent, lines_of, parse
 from usher.master.insight.status import ticket_row
 from usher.master.policy.explain.ticket_events import (
@@ -25,10 +26,7 @@ from usher.master.policy.explain.ticket_events import (
 from usher.master.policy.rules import Rule, RuleAction, Target
 
 _T = b"T1"
-
-
-class Done:
-    ticket, stream_id, fence, attempt, start_us, end_us = _T, b"5-1", 7, 2, 100, 3_000_200
+_DONE = Finished(_T, b"5-1", 7, 2, 100, 3_000_200)
 
 
 def names(events: object) -> list[str]:
@@ -65,8 +63,7 @@ def test_fields_that_are_too_large_are_left_out() -> None:
 
 
 def test_an_execution_that_ended_with_its_process_is_told_with_the_time_when_that_was_noted() -> None:
-    done = Done()
-    done.end_us = 0  # nobody knows
+    done = _DONE._replace(end_us=0)  # nobody knows
     [event] = events_of(RUNS, b"1700000000000-9", [b"batch", encode("c1:3", [done], [CRASHED])], b"ticket_id", (_T,))
     assert (event.name, event.data["outcome"], event.data["time_ms"]) == ("attempt", CRASHED, 1_700_000_000_000)
 
@@ -74,10 +71,9 @@ def test_an_execution_that_ended_with_its_process_is_told_with_the_time_when_tha
 @pytest.mark.parametrize("ticket", ["plain", 'a"b\\c', "ä\n\x01", "日本"])
 @pytest.mark.parametrize("others", [0, 3, 50])
 def test_a_ticket_is_found_in_a_record_whatever_it_is_called(ticket: str, others: int) -> None:
-    done = Done()
-    done.ticket = ticket.encode()
+    done = _DONE._replace(ticket=ticket.encode())
     wanted = [ticket.encode(), *(b"other %d" % number for number in range(others))]
-    record = encode("c1:3", [Done(), done])
+    record = encode("c1:3", [_DONE, done])
     assert [event.ticket for event in events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", wanted)] == [
         ticket.encode()
     ]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from usher.consumer.torture.child import LineStops, is_users
+from usher.consumer.handlers.error_trace import is_users
+from usher.consumer.torture.child import LineStops
 from usher.consumer.torture.scenarios import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, RunStep, WakeStep, places
 
 

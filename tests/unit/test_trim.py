@@ -11,15 +11,12 @@ from hypothesis import strategies as st
 from usher.common.doctor.judgements import MemoryUse
 from usher.common.protocol.stream_id import ZERO, Span, from_rank, rank
 from usher.master.policy.trim import (
-    CheckpointNeeds,
     Cut,
-    GroupNeeds,
     Nothing,
     Refused,
     Retention,
     RetentionFacts,
     RetentionRow,
-    SavedPosition,
     decide,
     decide_gathered,
     readers,
@@ -32,12 +29,12 @@ def _facts(**changed: Any) -> RetentionFacts:
     return RetentionFacts(**({"span": SPAN, "groups": [], "checkpoints": [], "archived": None} | changed))
 
 
-def _group(delivered: bytes, oldest: bytes | None = None, name: str = "g") -> GroupNeeds:
-    return GroupNeeds(name, delivered, oldest)
+def _group(delivered: bytes, oldest: bytes | None = None, name: str = "g") -> tuple[str, bytes, bytes | None]:
+    return name, delivered, oldest
 
 
-def _checkpoint(last_id: bytes | None, name: str = "c") -> CheckpointNeeds:
-    return CheckpointNeeds(name, last_id, 0)
+def _checkpoint(last_id: bytes | None, name: str = "c") -> tuple[str, bytes | None, int]:
+    return name, last_id, 0
 
 
 def _floor(facts: RetentionFacts, **options: Any) -> bytes:
@@ -59,7 +56,7 @@ def test_the_neediest_reader_decides_and_is_named() -> None:
 
 def test_where_a_lost_group_would_begin_again_is_kept() -> None:
     groups = [_group(b"90-0"), _group(b"95-0", name="h")]
-    assert _floor(_facts(groups=groups, saved=[SavedPosition("g", b"80-0"), SavedPosition("h", b"70-0")])) == b"70-0"
+    assert _floor(_facts(groups=groups, saved=[("g", b"80-0"), ("h", b"70-0")])) == b"70-0"
 
 
 def test_a_checkpoint_at_the_very_end_or_just_below_the_first_entry_is_not_lost() -> None:
@@ -131,8 +128,8 @@ def test_who_keeps_entries_for_long_is_told() -> None:
         ({"checkpoints": [_checkpoint(b"9-0")]}, "below the first entry"),
         ({"checkpoints": [_checkpoint(b"9-18446744073709551614")]}, "below the first entry"),
         ({"checkpoints": [_checkpoint(None)]}, "cannot be read"),
-        ({"saved": [SavedPosition("h", b"50-0")]}, "group h is gone"),
-        ({"saved": [SavedPosition("a b", b"50-0")]}, "`usher trim --forget-group 'a b'`"),
+        ({"saved": [("h", b"50-0")]}, "group h is gone"),
+        ({"saved": [("a b", b"50-0")]}, "`usher trim --forget-group 'a b'`"),
         ({"archived": b"101-0"}, "`usher trim --forget-archive`"),
     ],
 )
@@ -190,17 +187,17 @@ def test_a_cut_is_never_above_anybodys_need(
         ({"groups": [_group(b"50-0")], "archived": b"30-0"}, b"30-0"),
         ({"groups": [_group(b"50-0")], "archived": None}, None),
         ({"groups": [_group(b"60-0", name="h")]}, None),
-        ({"groups": [_group(b"60-0", name="h")], "saved": [SavedPosition("g", b"40-0")]}, None),
+        ({"groups": [_group(b"60-0", name="h")], "saved": [("g", b"40-0")]}, None),
         ({"groups": [_group(b"60-0", name="h"), _group(b"101-0")]}, None),
         ({"groups": [_group(b"100-0")]}, b"100-0"),
         ({"groups": [_group(b"50-0")], "span": None}, None),
         ({"groups": [_group(b"50-0")], "span": Span(None, b"100-0")}, None),
         ({"groups": []}, None),
-        ({"groups": [_group(b"50-0"), _group(b"40-0", name="h")], "saved": [SavedPosition("h", b"40-0")]}, None),
+        ({"groups": [_group(b"50-0"), _group(b"40-0", name="h")], "saved": [("h", b"40-0")]}, None),
     ],
 )
 def test_of_a_source_only_what_was_gathered_goes(changed: dict[str, Any], floor: bytes | None) -> None:
-    facts = _facts(**({"archived": b"100-0", "saved": [SavedPosition("g", b"100-0")]} | changed))
+    facts = _facts(**({"archived": b"100-0", "saved": [("g", b"100-0")]} | changed))
     decision = decide_gathered(facts, "g", archived_only=True)
     assert (decision.floor if isinstance(decision, Cut) else None) == floor
     assert not isinstance(decision, Refused)

@@ -43,8 +43,7 @@ local function each_entry(command, stream, from, to, most, look)
   return false, n, last
 end
 
--- Return the last id that the stream gave. XINFO STREAM copies its first and its last entry. Needs group and util, as
--- the next function.
+-- Return the last id that the stream gave. XINFO STREAM copies its first and its last entry.
 local function last_id(stream)
   if redis.call('EXISTS', stream) == 0 then return '0-0' end
   local facts = facts_of(redis.call('XINFO', 'STREAM', stream))

@@ -26,7 +26,7 @@ end
 -- an entry that is too large: the letter then keeps its first 100 fields, and of each name and value 1,024 bytes.
 -- Returns true when the letter has all of the fields.
 -- Bury first, then acknowledge: Redis does not roll a script back, and a letter that cannot be written must not cost
--- the message. Needs index and answer, included before.
+-- the message.
 local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_ms, last_ms, fields, more)
   fields, more = fields or {}, more or {}
   local letter = {
@@ -76,13 +76,7 @@ local function has_letter(dead_key, id)
   return newest_of[id]
 end
 
-local function now_ms()
-  local time = redis.call('TIME')
-  return string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
-end
-
 -- Read a dead letter back: {head = values by name, fields = flat list of the original fields}; nil when it is missing.
--- Needs bodies, included before.
 local function read_letter(dead_key, letter_id)
   local flat, fields = body_of(dead_key, letter_id), {}
   if not flat then return nil end
@@ -93,7 +87,7 @@ end
 
 -- Return where the message of a letter is: "halted" (pending under `halted`, or its ticket's record says so: the ticket
 -- waits for it), "elsewhere" (under `halted`, while the record names another owner: no script may touch it now), or
--- "out" (in no list). With "halted" come the fence and the other ids of the record. Needs records, included before.
+-- "out" (in no list). With "halted" come the fence and the other ids of the record.
 local function place_of(stream, group, tickets_key, head)
   -- An entry that was added to the dead letters by hand is no message of a ticket, and must not stop the others.
   if not head['usher-ticket'] or not string.match(head['usher-id'] or '', '^%d+%-%d+$') then return 'out' end

@@ -4,3 +4,8 @@
 local function tell_leader(changed_key, ticket)
   redis.call('XADD', changed_key, 'MAXLEN', '~', '10000', '*', 'ticket', ticket)
 end
+
+-- Tell it something that it sees a little later without being told.
+local function tell(changed_key, what, whom)
+  redis.pcall('XADD', changed_key, 'MAXLEN', '~', '10000', '*', what, whom)
+end

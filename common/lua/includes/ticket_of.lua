@@ -3,12 +3,16 @@
 -- and for JSON of more than LONGEST_JSON bytes, which would hold Redis up, false. `fields` is the flat list of names
 -- and values. The same rule in Python: common/protocol/message.py, ticket_value.
 local LONGEST_JSON, EXACT = 65536, 2 ^ 53
-local function field_value(fields, name)
+local function first_value(fields, name)
   for at = 1, #fields, 2 do
     if fields[at] == name then return fields[at + 1] end
   end
+end
+local function field_value(fields, name)
+  local own = first_value(fields, name)
+  if own then return own end
   local root, path = string.match(name, '^([^.]+)%.(.+)$')
-  local json = root and field_value(fields, root)
+  local json = root and first_value(fields, root)
   if not json or #json > LONGEST_JSON then return false end
   local is_json, value = pcall(cjson.decode, json)
   for key in string.gmatch(path, '[^.]+') do value = is_json and type(value) == 'table' and value[key] end

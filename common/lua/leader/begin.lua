@@ -7,7 +7,6 @@
 --          fence, the last id of `changed`}
 -- Why Lua: a late call of a deposed leader would set the group back behind what its successor has read.
 -- Memory: works when full
---- @include leads util ids group at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local stream, group = KEYS[1], ARGV[1]
 at_full_memory(KEYS[5])

@@ -10,7 +10,6 @@
 --          later of the ticket is planned. What is pending for nobody is over; what nobody has reported, and has no
 --          body, Redis >= 7 has dropped at a claim (renew, sweep) while its owner lived: its letter is written here.
 -- Memory: works when full
---- @include leads util ids group records bodies index answer letter at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end
 local stream, group, others, parked = KEYS[1], ARGV[1], {}, {}

@@ -6,7 +6,6 @@
 -- Why Lua: an entry of these that is still there was read by others, and one that was counted before (count_cut) must
 --          not be counted again. Of more than 5,000 that are there, the others are told as one.
 -- Memory: works when full
---- @include leads util ids group bodies at_full_memory
 --- @numbers large 3 6
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local cut, at, field = tonumber(ARGV[3]), ARGV[4], 'cut_at ' .. KEYS[1]

@@ -6,7 +6,6 @@
 -- Why Lua: it is made under a key of its own, oldest first: what comes meanwhile is met at the end, and redrive and
 --          drop_letters take out of it what goes. The last page puts it in the place of the other.
 -- Memory: refused when full
---- @include leads index bodies letter
 --- @numbers count 3
 if not leads(KEYS[2], ARGV[1]) then return {'FENCED'} end
 redis.call('SETRANGE', KEYS[2], 0, '') -- changes nothing: a full Redis 6.2 refuses it, as nothing else here

@@ -6,7 +6,6 @@
 -- Why Lua: letter and XACK are one step, so that a message is neither lost nor doubled. Repeating the call writes
 --          nothing more.
 -- Memory: works when full
---- @include leads bodies index answer letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local ended, now = 0, now_ms()
 for at = 3, #ARGV, 3 do

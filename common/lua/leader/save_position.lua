@@ -7,7 +7,6 @@
 --          ...}}
 -- Why Lua: both ids must be of one moment: a floor above an entry that is still pending would lose that entry.
 -- Memory: works when full
---- @include leads util ids group bodies at_full_memory
 --- @numbers large 3
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local summary, facts = redis.call('XPENDING', KEYS[1], ARGV[1]), group_facts(KEYS[1], ARGV[1])

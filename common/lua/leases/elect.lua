@@ -5,7 +5,6 @@
 -- Why Lua: read, compare, number and write are one step; two masters, or one master's delayed call, must never both
 --          win.
 -- Memory: works when full (without a leader nothing is ever freed)
---- @include leads numbers at_full_memory
 --- @numbers large 2
 local held = redis.call('GET', KEYS[1])
 if held and not (ARGV[3] ~= '' and leads(KEYS[1], ARGV[3])) then
@@ -14,5 +13,5 @@ end
 at_full_memory(KEYS[2])
 local epoch = next_number(KEYS[2], 'epoch')
 redis.call('SET', KEYS[1], epoch .. ' ' .. ARGV[1], 'PX', ARGV[2])
-if KEYS[3] then redis.pcall('XADD', KEYS[3], 'MAXLEN', '~', '10000', '*', 'leader', epoch) end
+if KEYS[3] then tell(KEYS[3], 'leader', epoch) end
 return {'ELECTED', epoch}

@@ -4,5 +4,4 @@
 -- Returns: the generation
 -- Why Lua: read, compare with the clock and write are one step. A step of its own, because register must know the name
 --          of the new lease key before it runs: every key a script touches is in KEYS.
---- @include numbers
 return next_number(KEYS[1], 'generation')

@@ -15,8 +15,7 @@ local state = redis.call('GETEX', KEYS[1], 'PX', ARGV[3])
 if not state then return {'LOST', 0, ''} end
 if state == 'revoked' then redis.call('PEXPIRE', KEYS[1], ARGV[5]) return {state, 0, ''} end
 if KEYS[3] and redis.call('DEL', KEYS[3]) == 1 then
-  -- Not told (pcall), the leader sees it at its next look at the leases.
-  redis.pcall('XADD', KEYS[4], 'MAXLEN', '~', '10000', '*', 'consumer', ARGV[2])
+  tell(KEYS[4], 'consumer', ARGV[2])
 end
 local rows = redis.pcall('XPENDING', KEYS[2], ARGV[1], ARGV[4], '+', 1000, ARGV[2])
 -- An error means that the group is missing, which is the leader's business; the lease is extended all the same.

@@ -3,8 +3,7 @@
 -- ARGV: 1 epoch
 -- Returns: "OK" or "FENCED"
 -- Why Lua: compare and delete; a late call must not delete a successor's lease.
---- @include leads
 if not leads(KEYS[1], ARGV[1]) then return 'FENCED' end
 redis.call('DEL', KEYS[1])
-if KEYS[2] then redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', '10000', '*', 'leader', '') end
+if KEYS[2] then tell(KEYS[2], 'leader', '') end
 return 'OK'

@@ -7,7 +7,6 @@
 --          again later}. GONE and HELD change nothing.
 -- Why Lua: letter, entry and the ticket's record go together, for any caller and under any leader.
 -- Memory: works when full
---- @include records bodies index letter tell_leader at_full_memory
 local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[2]
 redis.call('XLEN', KEYS[3]) -- what is no stream fails here, before anything has changed
 redis.call('XLEN', KEYS[5])

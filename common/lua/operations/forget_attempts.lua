@@ -7,7 +7,6 @@
 -- Why Lua: an acknowledgement takes its message's attempts with it, and a dead letter too; but a message may also end
 --          by the deletion of its body, in several places. Between our look and the deletion it must not be noted anew.
 -- Memory: works when full
---- @include leads util ids group bodies
 --- @numbers count 4
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local page = redis.call('HSCAN', KEYS[3], ARGV[3], 'COUNT', ARGV[4])

@@ -8,7 +8,6 @@
 -- Why Lua: what is sent at this very moment is either gone before, or not due any more (send_delayed looks again).
 --          Repeating the call repeats the move.
 -- Memory: refused when full
---- @include bodies
 --- @numbers large 1 2
 redis.call('XLEN', KEYS[1]) -- what is no stream fails here, before anything has changed
 local at_ms, first, step = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '-1' and -1 or whole(ARGV[3], 1)

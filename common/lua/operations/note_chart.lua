@@ -4,7 +4,6 @@
 -- Returns: {"FENCED"} or {"OK"}
 -- Why Lua: a late call of a deposed master would put an old point in the place of its successor's.
 -- Memory: refused when full
---- @include leads
 if not leads(KEYS[1], ARGV[1]) then return {'FENCED'} end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 return {'OK'}

@@ -16,7 +16,6 @@
 --          make the inbox of a dead incarnation anew. Repeating the call repeats the order: to give up twice, or to be
 --          due now twice, is the same as once.
 -- Memory: works when full
---- @include util ids records attempts tell_leader at_full_memory
 --- @numbers count 6, large 7
 local what, ticket, id = ARGV[2], ARGV[3], ARGV[5]
 redis.call('XLEN', KEYS[4]) -- what is no stream, or no hash, fails here, before anything has changed

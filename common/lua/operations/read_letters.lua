@@ -8,7 +8,6 @@
 -- Why Lua: XRANGE alone would send every field of every message, megabytes for a page of a table. The letters of a
 --          ticket, a message or a group are read by the index, in one call.
 -- Memory: works when full, as nothing is written
---- @include index bodies
 --- @numbers count 3
 local rows, newest, begin, count = {}, ARGV[4] == 'newest', ARGV[5], tonumber(ARGV[3])
 local is_found = begin ~= '' and is_whole(KEYS[1])

@@ -12,7 +12,6 @@
 --          any leader: the note in `changed` stops a plan that does not know of it. A crash between XADD and XDEL would
 --          make two of one.
 -- Memory: refused when full
---- @include util ids group bodies records index letter numbers tell_leader
 local stream, group, tickets_key, edited = KEYS[1], ARGV[1], KEYS[2], ARGV[3] == 'edited' and {unpack(ARGV, 4)}
 redis.call('XLEN', stream) -- what is no stream fails here, before anything has changed
 redis.call('XLEN', KEYS[5])

@@ -8,7 +8,6 @@
 -- Why Lua: looking and cutting are one step, so that a group or a log consumer that appears, goes back, or is lost in
 --          between loses nothing.
 -- Memory: works when full
---- @include util ids group bodies
 --- @numbers count 2
 local floor, is_in_it, is_noted = ARGV[1], ARGV[4] == '', ARGV[4] == ''
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do

@@ -9,7 +9,6 @@
 -- Why Lua: XACK does not check the owner; a late call would acknowledge another owner's delivery. While the lease
 --          lives its entries cannot have been taken back, so one look at it covers the batch.
 -- Memory: works when full
---- @include run_log answer
 --- @numbers large 3
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
 local untold, ended, last = nil, 0, #ARGV - 5 * (#KEYS - 5)

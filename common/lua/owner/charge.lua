@@ -10,7 +10,6 @@
 --          longer pending would stay for ever.
 --          Errors are kept within bounds: of very many messages without tracebacks, then none.
 -- Memory: works when full
---- @include run_log attempts at_full_memory
 --- @numbers large 4, count 5
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 redis.call('HLEN', KEYS[3]) -- what is no hash fails here

@@ -12,7 +12,6 @@
 --          halted message stays pending, under `halted`: its id is its place in the ticket's order. The ticket's later
 --          entries of its owner go to `master` in the same step, and the index says `halted <fence> <id> <those ids>`.
 -- Memory: works when full
---- @include util ids group records bodies index answer letter attempts tell_leader at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
 local stream, group, me, ticket, id, policy = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[13]
 local record = redis.call('HGET', KEYS[3], ticket)

@@ -14,8 +14,6 @@
 --          drops an entry whose body is gone when it is claimed (here, or by renew or sweep before). A call that comes
 --          twice, or late, must not give back what was handed to the caller again, under a later fence.
 -- Memory: works when full
---- @include util ids group records attempts bodies index answer letter tell_leader at_full_memory
---- @numbers
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 local stream, group, me, tickets_key = KEYS[1], ARGV[1], ARGV[2], KEYS[3]
 for at = 6, #ARGV, 4 do whole(ARGV[at] == '' and 0 or ARGV[at], 1e15) end

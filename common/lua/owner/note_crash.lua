@@ -7,7 +7,6 @@
 -- Why Lua: only what is still pending is noted, so that no field stays for ever; and a start is counted once, however
 --          often it is reported: a number of starts that is not above the known one says nothing new.
 -- Memory: works when full
---- @include attempts run_log at_full_memory
 --- @numbers large 4 5
 local stream, group, attempts_key, noted_key = KEYS[1], ARGV[1], KEYS[2], KEYS[4]
 for at = 6, #ARGV do whole((at - 6) % 6 % 5 == 0 and 0 or ARGV[at], 1e15) end -- all but ids and executions

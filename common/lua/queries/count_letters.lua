@@ -5,7 +5,6 @@
 --          lines, number, number from the first time to the second, and so on, the last without an end}, ...}
 -- Why Lua: all numbers are of one moment.
 -- Memory: works when full, as nothing is written
---- @include index
 local function fill(row, begin, first, last, number) -- halved until there are none, or it is one
   if number == 0 or first == last then
     for at = first, last do row[3 + at] = number end

@@ -8,7 +8,6 @@
 --          Fewer than asked for where they are large.
 -- Why Lua: bodies stay in Redis, and places shift while others are sent.
 -- Memory: works when full, as nothing is written
---- @include bodies ticket_of
 --- @numbers count 3 4 5
 local most, longest, rows = tonumber(ARGV[3]), tonumber(ARGV[5]), {}
 local CHUNK_OF_PLACES, LONGEST_TICKET = 100, 256

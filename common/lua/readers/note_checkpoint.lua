@@ -5,12 +5,9 @@
 -- Why Lua: compare and write. A late note of a process that is slow, or was reset meanwhile, must not put the
 --          checkpoint ahead of its SQL.
 -- Memory: works when full (else nothing could be trimmed then)
---- @include at_full_memory
 --- @numbers large 2
 local noted = redis.call('HGET', KEYS[1], ARGV[1])
 if noted and ARGV[4] == '' and tonumber(string.match(noted, '^%d+')) >= tonumber(ARGV[2]) then return 0 end
 at_full_memory(KEYS[1])
-local time = redis.call('TIME')
-local now = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. now)
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. now_ms())
 return 1

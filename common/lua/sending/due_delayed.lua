@@ -9,7 +9,6 @@
 -- Why Lua: entry and place in `due`, or its letter, are of one moment, and so is the time: Redis' clock, under any
 --          leader. A lost reply costs nothing but a log line.
 -- Memory: refused when full
---- @include leads util ids group bodies index answer letter ticket_of
 --- @numbers count 2
 if not leads(KEYS[4], ARGV[1]) then return {'FENCED'} end
 -- A page has more entries than even many busy producers add until the next look: none is named before all are in

@@ -6,8 +6,6 @@
 -- Why Lua: a streamer that lost its lease must add nothing, and another one's batch must not come between these
 --          entries.
 -- Memory: refused when full
---- @include leads
---- @numbers
 if not leads(KEYS[2], ARGV[1]) then return 'FENCED' end
 local count, entry, last = whole(ARGV[2], math.min(#ARGV - 2, 3500)), {}, false
 if count == 0 or (#ARGV - 2) % count > 0 then error('these are no values of ' .. count .. ' fields each') end

@@ -4,7 +4,6 @@
 -- Returns: "OK" or "FENCED"
 -- Why Lua: what other groups say stays, and a sign never lasts without an end.
 -- Memory: refused when full
---- @include leads
 --- @numbers large 2
 if not leads(KEYS[2], ARGV[1]) then return 'FENCED' end
 local group, now = ARGV[3], {}

@@ -11,7 +11,6 @@
 -- Why Lua: a uid that is noted without its entry would lose the message, and an entry without its uid would come
 --          twice; two producers that count first and add later are over the limit together.
 -- Memory: refused when full
---- @include ids
 --- @numbers large 1, large 2, large 4
 local stream, limit, step = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[2]) > 0 and 2 or 1
 local known, rooms, over, at = {}, {}, {}, 5

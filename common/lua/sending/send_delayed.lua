@@ -8,7 +8,6 @@
 -- Why Lua: the entry is in its stream exactly if it no longer waits, so that a lost reply, a second leader or a crash
 --          neither lose nor double it.
 -- Memory: refused when full
---- @include leads letter
 --- @numbers large 2
 if not leads(KEYS[3], ARGV[1]) then return {'FENCED'} end
 for at = 4, #ARGV, 2 do whole(ARGV[at], #KEYS - 3) end

@@ -25,7 +25,7 @@ if is_done or redis.call('ZSCORE', KEYS[2], 'half:' .. uid) then
 end
 -- Before the effect: a user that may not run this command must not get the effect either.
 local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
-local answer, at, number = {'APPLIED'}, 5, 0
+local told, at, number = {'APPLIED'}, 5, 0
 local mark = 'done:'
 while at <= #ARGV do
   local words = {}
@@ -34,13 +34,12 @@ while at <= #ARGV do
   local reply = redis.pcall(unpack(words))
   if type(reply) == 'table' and reply.err then
     if number == 1 then return {'REFUSED', '1', reply.err} end
-    answer, mark = {'PARTLY', tostring(number), reply.err}, 'half:'
+    told, mark = {'PARTLY', tostring(number), reply.err}, 'half:'
     break
   end
-  answer[#answer + 1] = reply
+  told[#told + 1] = reply
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = tonumber(now_ms())
 take_fence()
 -- Above all others, also when the clock went back (a failover) or stands still: else this very uid could be the first
 -- that is one too many.
@@ -48,4 +47,4 @@ redis.call('ZADD', KEYS[2], string.format('%.0f', math.max(now, newest and tonum
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('(%.0f', now - tonumber(ARGV[3])))
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[4]))
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
-return answer
+return told

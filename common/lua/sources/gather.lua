@@ -19,7 +19,6 @@
 --          refused all the same, the group is set back to just below what was not added. A lost reply costs nothing:
 --          moved entries are no longer new.
 -- Memory: refused when full
---- @include util ids group bodies index answer letter numbers ticket_of
 --- @numbers count 3, large 4, count 5
 local work, group, field, longest = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local most, quantum = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -27,16 +26,6 @@ local most, quantum = tonumber(ARGV[4]), tonumber(ARGV[5])
 local MOST_VALUES, OURS = 7000, {usher_from = true, usher_ticket = true}
 redis.call('HSETNX', KEYS[2], '', '')
 redis.call('XLEN', KEYS[3])
-
--- Return the facts of the group; nil, and Redis' words if it has any, where it is not.
-local function group_of(stream)
-  local replies = redis.pcall('XINFO', 'GROUPS', stream)
-  if replies.err then return nil, replies.err end
-  for _, reply in ipairs(replies) do
-    local facts = facts_of(reply)
-    if facts['name'] == group then return facts end
-  end
-end
 
 local function first_id(stream, from, to)
   local _, _, id = each_entry('XRANGE', stream, from, to, 1, function() end)
@@ -46,7 +35,7 @@ end
 -- Find the end of the work stream, and how much may be added.
 local at_first = room
 local ms, seq = end_of(work)
-local now, given = now_ms(), (group_of(work) or {})['last-delivered-id'] or '0-0'
+local now, given = now_ms(), (group_of(work, group) or {})['last-delivered-id'] or '0-0'
 
 local function undelivered()
   local count = seq - tonumber(string.match(given, '(%d+)$'))
@@ -165,7 +154,7 @@ local function open(of)
   local saved = redis.pcall('HGET', of.groups, group) -- what is no hash fails here, before anything has changed
   if type(saved) == 'table' and saved.err then return ends(of, 'REFUSED', saved.err) end
   if is_of_before(of.source) then return ends(of, 'BEFORE') end
-  of.facts = group_of(of.source)
+  of.facts = group_of(of.source, group)
   local gone = of.facts and count_cut(KEYS[4], of.source, of.facts) or 0 -- as far as nobody was told yet
   if gone > 0 then of.unread = 'unread ' .. gone end
 end

@@ -6,18 +6,14 @@
 --          gone, not_a_stream, no_group (it was not looked at yet), ahead (its group is beyond its last id)
 -- Why Lua: one round trip for hundreds of sources, and XRANGE alone would send every body.
 -- Memory: works when full, as nothing is written
---- @include util ids group bodies
 --- @numbers count 2
 
 local function look(source)
   local kind = redis.call('TYPE', source).ok
   if kind == 'none' then return 'gone', 0, 0 end
   if kind ~= 'stream' then return 'not_a_stream', 0, 0 end
-  local group
-  for _, reply in ipairs(redis.call('XINFO', 'GROUPS', source)) do
-    local facts = facts_of(reply)
-    if facts['name'] == ARGV[1] then group = facts end
-  end
+  local group, refused = group_of(source, ARGV[1])
+  if refused then error(refused) end
   if not group then return 'no_group', redis.call('XLEN', source), 0 end
   local room = has_room()
   if room and is_beyond(source, group) then return 'ahead', 0, 0 end

@@ -1,5 +1,5 @@
 """The leader's board: every ticket in processing or parked, who owns it with which messages, and what is handed over
-next, given what rules hold back (``rule_gate``).
+next, given what rules hold back (``limiter``).
 
 Pure: no Redis, no clock; one thread owns a board. Memory is an index of the pending list, never more: a new epoch
 starts with nothing. What a plan takes, it takes at once (``plan`` moves ids from parked to running); the turn then
@@ -21,6 +21,7 @@ from usher.common.protocol.keys import MASTER
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of, is_given_back, is_waiting
 from usher.common.protocol.stream_id import ZERO, before, rank
+from usher.master.policy.board.limiter import Limiter
 from usher.master.policy.board.placement import OpenConsumers
 from usher.master.policy.board.plans import (
     NOBODY,
@@ -32,8 +33,7 @@ from usher.master.policy.board.plans import (
     TargetPlan,
     TicketPlan,
 )
-from usher.master.policy.board.recall import Asked, Recall, Recalls
-from usher.master.policy.board.rule_gate import RuleGate, TenantLimits
+from usher.master.policy.board.recall import Asked, Recalls
 from usher.master.policy.board.tickets import (
     OPEN,
     BoardTicket,
@@ -59,8 +59,8 @@ _WAITING_S = 60.0
 
 
 class Board:
-    """All tickets and consumers of one epoch. It keeps in step what a plan depends on: the owners, the rule gate, and
-    the queue of tickets."""
+    """All tickets and consumers of one epoch. It keeps in step what a plan depends on: the owners, the limiter, and the
+    queue of tickets."""
 
     def __init__(
         self, ticket_window: int, work_s: float = math.inf, weights: Mapping[bytes, float] | None = None
@@ -69,12 +69,9 @@ class Board:
         ``weights``: of tenants, which take turns; None: neither tenants nor priorities are configured."""
         self._window = ticket_window
         self._work_s = work_s
-        self._weights, self._limits = weights or {}, TenantLimits()
-        self._fair = None if weights is None else FairQueue(ticket_window, weights)
-        if self._fair is not None:
-            self._fair.holds = self._limits.holds
+        self._weights, self._limiter = weights or {}, Limiter(ticket_window)
+        self._fair = None if weights is None else FairQueue(ticket_window, weights, self._limiter.holds)
         self._queue = self._fair or RunQueue(ticket_window)
-        self._gate = RuleGate(ticket_window)
         self.tickets: dict[bytes, BoardTicket] = {}
         self.consumers: dict[str, ConsumerLoad] = {}
         self.in_flight = 0  # messages that consumers have
@@ -83,7 +80,7 @@ class Board:
         self._shrunk: set[bytes] = set()  # tickets of which something in their record is over
         self._rewritten_s = 0.0
         self.waits = Waits()
-        self.asked_back = Recalls(self._gate.holds)
+        self.asked_back = Recalls(self._limiter.stays)
         self._rereading = Rereading()
         self._open = OpenConsumers(())
         self._untried: dict[str, int] = {}  # incarnation -> so many tickets that wait there may have room now
@@ -94,18 +91,18 @@ class Board:
     def room(self) -> int:
         """Number of entries that could be read now and handed over at once; 0 while anything waits for room. Where
         tenants take turns, what stands behind a flood is read all the same: a few at a time."""
-        if self._gate.rules.pauses_all:
+        if self.rules.pauses_all:
             return 0
         room = 0 if self._queue.is_waiting else self._open.room
         return room if self._fair is None else max(room, _AHEAD)
 
     def plan(self, limit: int, now_s: float) -> HandOverPlan | None:
         """Take up to ``limit`` ids for one turn. Return None when nothing can be handed over now."""
-        gate, queue, fair = self._gate, self._queue, self._fair
+        limiter, queue, fair = self._limiter, self._queue, self._fair
+        due = limiter.begin(now_s)
         if fair is not None:
-            self._limits.begin(now_s)
             fair.begin(now_s)
-        queue.retry(gate.take_due(now_s))
+        queue.retry(due)
         self._wake_due(now_s)
         for incarnation in list(self._untried):  # of the tickets that wait where room is by now, as many as fit
             self._retry_front(incarnation)
@@ -121,9 +118,7 @@ class Board:
                 self._retry_front(next(iter(self._untried)))
                 continue
             most = limit - size
-            if fair is not None:
-                most = min(most, self._limits.room(ticket.tenant))
-            if gate.has_rules and (most := gate.allow(ticket, most, now_s)) <= 0:
+            if limiter.has_rules and (most := limiter.allow(ticket, most)) <= 0:
                 continue
             assigned = self._assign(ticket, most, bound, now_s)
             if assigned is None:
@@ -131,11 +126,10 @@ class Board:
             incarnation, part = assigned
             parts.setdefault(incarnation, []).append(part)
             size += len(part.ids)
-            if gate.has_rules:
-                gate.spend(part.ticket, len(part.ids))
+            if limiter.has_rules:
+                limiter.spend(ticket, len(part.ids))
             if fair is not None:
                 fair.spend(ticket, len(part.ids))
-                self._limits.spend(ticket, len(part.ids))
         if not size:
             return None
         return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size)
@@ -183,9 +177,9 @@ class Board:
             self._queue.add(ticket)
         return consumer.incarnation, part
 
-    def recalls(self, now_s: float) -> list[Recall]:
-        """Return the tickets to ask back now, for consumers that have nothing to do. They count as asked from now
-        on."""
+    def recalls(self, now_s: float) -> list[tuple[str, list[bytes]]]:
+        """Return the tickets to ask back now, by incarnation, for consumers that have nothing to do. They count as
+        asked from now on."""
         released = self.asked_back.release(now_s) if self.asked_back.asked else []
         again_s = now_s if released else math.inf  # at once: the plans of this turn have been made
         self._queue.retry(released)
@@ -209,14 +203,16 @@ class Board:
         """Undo a plan that certainly did not happen: its ids are parked again, where they were, and its tickets try
         again."""
         for part in (part for target in plan.targets for part in target.parts):
-            self._put_back(part)
-            self._gate.give_back(part.ticket, len(part.ids))
-            if self._fair is not None:
-                self._fair.spend(self.tickets[part.ticket], -len(part.ids))
-                self._limits.spend(self.tickets[part.ticket], -len(part.ids))
+            self._put_back(self.tickets[part.ticket], part)
+            self._give_back(self.tickets[part.ticket], len(part.ids))
 
-    def _put_back(self, part: TicketPlan) -> None:
-        ticket = self.tickets[part.ticket]
+    def _give_back(self, ticket: BoardTicket, count: int) -> None:
+        """Have so many messages of a ticket count as not planned."""
+        self._limiter.spend(ticket, -count)
+        if self._fair is not None:
+            self._fair.spend(ticket, -count)
+
+    def _put_back(self, ticket: BoardTicket, part: TicketPlan) -> None:
         for entry_id in part.ids:
             ticket.running.pop(entry_id, None)
         ticket.parked.extendleft(reversed(part.ids))
@@ -277,7 +273,7 @@ class Board:
             consumer.name,
             consumer.slots,
             consumer.capacity,
-            consumer.capacity > 0 and self._gate.rules.of_consumers.get(consumer.name) is None,
+            consumer.capacity > 0 and self.rules.of_consumers.get(consumer.name) is None,
         )
 
     def recovered(self, incarnation: str, others: Iterable[bytes] = ()) -> tuple[bytes, ...]:
@@ -378,7 +374,7 @@ class Board:
         for mark in marks:
             if (ticket := self.tickets.get(mark.ticket)) is not None:
                 fair.learn(ticket, mark)
-                self._limits.began(ticket)
+                self._limiter.began(ticket)
 
     def free(self, incarnation: str, items: Iterable[tuple[bytes, Sequence[bytes]]], now_s: float) -> None:
         """Free the messages that a report says are done: these ids of these tickets.
@@ -449,7 +445,7 @@ class Board:
                     self._finish(ticket)
             elif ticket is not None and ticket.above is not None:
                 ticket.beyond -= 1
-        self._gate.drop_empty()
+        self._limiter.drop_empty()
 
     def _release(self, consumer: ConsumerLoad, count: int, done_s: float | None = None) -> None:
         """Take ``count`` messages off a consumer, which finished them at ``done_s``. Tickets that waited for room try
@@ -517,11 +513,10 @@ class Board:
         if fair is not None and owner == RETURNED and ticket is not None and name in self.asked_back.asked:
             ticket.marks = ticket.marks or TicketMarks()
             ticket.marks.since = (0.0, 0)
-            fair.spend(ticket, -len(ticket.running))
-            self._limits.spend(ticket, -len(ticket.running))
+            self._give_back(ticket, len(ticket.running))
         to_recover = self._follow_record(name, owner, fence, ids, now_s)
         if fair is not None:
-            self._limits.began(self.tickets[name])
+            self._limiter.began(self.tickets[name])
         return to_recover
 
     def _follow_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
@@ -699,41 +694,10 @@ class Board:
         lowest = min((*ids, *list(ticket.parked)[:1]), key=rank)
         if ticket.above is None or rank(lowest) <= rank(ticket.above):
             ticket.above = before(lowest)
-        self._drop_parked(ticket)
-
-    def _drop_parked(self, ticket: BoardTicket) -> None:
         ticket.beyond += len(ticket.parked)
         self.parked -= len(ticket.parked)
         ticket.parked.clear()
         self._rereading.end(ticket)
-
-    def _unload(self, ticket: BoardTicket) -> bool:
-        """Leave all parked messages of a ticket to Redis' account until ``reread``. Return whether that was done."""
-        if not ticket.parked or ticket.standing is not OPEN:
-            return False
-        self._rereading.leave(ticket)
-        ticket.above = before(ticket.parked[0])
-        self._drop_parked(ticket)
-        return True
-
-    def _shorten(self, ticket: BoardTicket) -> None:
-        keeps = self._gate.worth_keeping(ticket)
-        beyond = len(ticket.parked) - keeps
-        if beyond <= 0 or ticket.standing not in (OPEN, Standing.WAITING):
-            return
-        self._rereading.leave(ticket)
-        kept = [ticket.parked.popleft() for _ in range(keeps)]
-        assert rank(kept[-1]) < rank(ticket.parked[0])
-        ticket.above, ticket.parked = kept[-1], deque(kept)
-        self.parked -= beyond
-        ticket.beyond += beyond
-        self._rereading.add(ticket)
-
-    def _reread(self, names: Iterable[bytes]) -> None:
-        for name in names:
-            ticket = self.tickets.get(name)
-            if ticket is not None and ticket.above is not None and ticket.standing is not Standing.HALTED:
-                self._rereading.add(ticket)
 
     def _not_hidden(self, ticket: BoardTicket, ids: list[bytes]) -> list[bytes]:
         if ticket.above is None:
@@ -757,10 +721,7 @@ class Board:
 
         One reading is for all hidden tickets of which little is left in memory, however many they are.
         """
-        return self._rereading.start(self._wants_more)
-
-    def _wants_more(self, ticket: BoardTicket) -> bool:
-        return ticket.standing is OPEN and 2 * len(ticket.parked) <= self._gate.worth_keeping(ticket)
+        return self._rereading.start(self._limiter.worth_keeping)
 
     def was_read(self, found: Iterable[tuple[bytes, bytes]], last: bytes | None) -> None:
         """Take in all entries, (id, ticket), that Redis has under ``master`` from ``to_read`` up to ``last``; None: to
@@ -784,7 +745,7 @@ class Board:
     def _add_read(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
         above = rank(ticket.above or ZERO)
         unknown = [entry_id for entry_id in ids if rank(entry_id) > above and entry_id not in ticket.running]
-        room = max(0, self._gate.worth_keeping(ticket) - len(ticket.parked)) if ticket.standing is OPEN else 0
+        room = max(0, self._limiter.worth_keeping(ticket) - len(ticket.parked)) if ticket.standing is OPEN else 0
         taken = unknown[:room]
         self._park(ticket, taken)
         if len(taken) < len(unknown):
@@ -794,20 +755,20 @@ class Board:
         self._finish(ticket)
 
     def unload(self) -> None:
-        """Drop from memory what rules hold back, because too much is parked: all messages of paused tickets, and of
-        others those beyond what is worth having. Redis keeps account of them, as of a halted ticket, until the ticket
-        may move (``was_read``)."""
-        for ticket in self._gate.paused():
-            if self._unload(ticket):
-                self._gate.was_unloaded(ticket)
-        for ticket in self._gate.slowed():
-            self._shorten(ticket)
-
-    def shorten_long(self) -> None:
-        """Leave to Redis' account what is parked of long tickets beyond their windows, also of such as wait, because
-        too much is parked. It looks at every ticket."""
-        for ticket in [one for one in self.tickets.values() if len(one.parked) > self._window]:
-            self._shorten(ticket)
+        """Drop from memory what is not worth having there, because too much is parked: all messages of paused tickets,
+        and of others those beyond what may go out soon. Redis keeps account of them, as of a halted ticket, until the
+        ticket may move (``was_read``). It looks at every ticket."""
+        long = [one for one in self.tickets.values() if len(one.parked) > self._window]
+        for ticket in (*self._limiter.held, *long):
+            keeps = self._limiter.worth_keeping(ticket)
+            beyond = len(ticket.parked) - keeps
+            if beyond > 0 and ticket.standing in (OPEN, Standing.WAITING):
+                self._rereading.leave(ticket)
+                ticket.above = ticket.parked[keeps - 1] if keeps else before(ticket.parked[0])
+                ticket.parked = deque(islice(ticket.parked, keeps))
+                self.parked -= beyond
+                ticket.beyond += beyond
+                self._rereading.add(ticket)
 
     def takeable(self) -> int:
         """Count what another consumer could be given now: messages that wait for room, and tickets to be recalled."""
@@ -820,24 +781,23 @@ class Board:
 
     @property
     def rules(self) -> Rulebook:
-        return self._gate.rules
+        return self._limiter.rules
 
     def follow(self, rules: Rulebook) -> None:
         """Follow these rules from now on; every ticket that was held back tries again."""
-        released, unloaded = self._gate.follow(rules)
+        released = self._limiter.follow(rules, self.tickets.values())
         if self._fair is not None:
-            self._limits.follow(rules, self.tickets.values())
             given = {name: float(rule.weight) for name, rule in rules.tenant_limits.items() if rule.weight}
             self._fair.weigh({**self._weights, **given})
         self._queue.retry(released)
         self.asked_back.changed()
-        self._reread(unloaded)
+        self._rereading.wake()
 
     def next_due_s(self) -> float | None:
         """Return when the next slowed or waiting ticket may go on, or tickets may be asked back; None: unless
         something happens, never."""
-        held = map(self._limits.due_s, self._fair.held) if self._fair is not None else ()
-        known = (self._gate.next_due_s(), self.waits.next_due_s(), self.asked_back.next_due_s(), *held)
+        held = map(self._limiter.tenant_due_s, self._fair.held) if self._fair is not None else ()
+        known = (self._limiter.next_due_s(), self.waits.next_due_s(), self.asked_back.next_due_s(), *held)
         return min((due_s for due_s in known if due_s is not None and due_s < math.inf), default=None)
 
     # ---- from other threads: what they see may be a moment old -------------------------------------------------------
@@ -849,7 +809,7 @@ class Board:
         ticket = self.tickets.get(name)
         if ticket is None:
             return None
-        due_s = self._gate.due_of(name)
+        due_s = self._limiter.due_of(name)
         due_ms = 0 if due_s is None else now_ms + int(1000 * (due_s - now_s))
         if ticket.standing is Standing.WAITING:
             due_ms = ticket.until
@@ -857,7 +817,7 @@ class Board:
         asked = self.asked_back.unanswered.get(name)
         turn, tenant = "", ticket.tenant
         if self._fair is not None and tenant in self._fair.held:
-            turn, due_s = self._limits.told(tenant), self._limits.due_s(tenant)
+            turn, due_s = self._limiter.told(tenant), self._limiter.tenant_due_s(tenant)
             due_ms = due_ms or (0 if due_s is None else now_ms + int(1000 * (due_s - now_s)))
         elif self._fair is not None and self._fair.is_behind_urgent(ticket):
             turn = "behind more urgent tickets"

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from usher.master.policy.board.tickets import OPEN, BoardTicket, ConsumerLoad
 
@@ -21,6 +20,8 @@ from usher.master.policy.board.tickets import OPEN, BoardTicket, ConsumerLoad
 _LOOK_S, _LOOK_EACH_S = 0.01, 0.00002
 #: A ticket that was handed over a shorter time ago is not worth asking for: it may be done before it could come back.
 _YOUNG_S = 0.05
+#: Work of a shorter time is not worth asking for. A consumer that keeps up tells only twice a second what it has done.
+_WORTH_S = 1.0
 #: Who is asked has answered within this time, or is as good as silent: it may be asked for other tickets.
 _ANSWER_S = 0.5
 #: A ticket that did not come back has been started, and is not asked for again for so long.
@@ -45,13 +46,6 @@ def _older(asked: dict[bytes, Asked], than_s: float) -> Iterator[Asked]:
     while asked and (first := next(iter(asked.values()))).at_s <= than_s:
         del asked[first.ticket.name]
         yield first
-
-
-class Recall(NamedTuple):
-    """Tickets to be asked back from one incarnation."""
-
-    incarnation: str
-    tickets: list[bytes]
 
 
 class Recalls:
@@ -117,8 +111,9 @@ class Recalls:
 
     def choose(
         self, consumers: Mapping[str, ConsumerLoad], tickets: Mapping[bytes, BoardTicket], now_s: float
-    ) -> list[Recall]:
-        """Choose the tickets to ask back now. Nothing waits for any consumer, and ``release`` was called."""
+    ) -> list[tuple[str, list[bytes]]]:
+        """Choose the tickets to ask back now, by incarnation. Nothing waits for any consumer, and ``release`` was
+        called."""
         self._again_s = math.inf
         if len(tickets) <= self._enough:
             return []
@@ -134,7 +129,7 @@ class Recalls:
 
     def _match(
         self, idle: list[ConsumerLoad], busy: list[ConsumerLoad], tickets: Mapping[bytes, BoardTicket], now_s: float
-    ) -> list[Recall]:
+    ) -> list[tuple[str, list[bytes]]]:
         """Ask each busy one, the longest work first, for what it has beyond its share; no idle one gets more than its
         own."""
         slots = sum(one.slots for one in (*idle, *busy))
@@ -149,7 +144,7 @@ class Recalls:
         recalls = []
         for one in sorted(busy, key=lambda one: one.in_flight / one.pace.window, reverse=True):
             most = min(one.busy_tickets - max(one.slots, int(share * one.slots)), len(wanting), _MOST)
-            if one.incarnation in being_asked or most <= 0:
+            if one.incarnation in being_asked or most <= 0 or one.pace.left_s(one.in_flight, now_s) < _WORTH_S:
                 continue
             chosen = list(islice(self._unstarted(one, tickets, now_s), most))
             for ticket in chosen:
@@ -157,7 +152,7 @@ class Recalls:
                 self.asked[ticket.name] = self.unanswered[ticket.name] = asked
                 ticket.queued = True
             if chosen:
-                recalls.append(Recall(one.incarnation, [ticket.name for ticket in chosen]))
+                recalls.append((one.incarnation, [ticket.name for ticket in chosen]))
         self._in_vain = self._in_vain and not recalls
         return recalls
 

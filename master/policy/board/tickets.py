@@ -168,6 +168,13 @@ class WorkPace:
         """Note that the consumer, which had nothing, is given something: seconds before it count for nothing."""
         self._since_s = now_s
 
+    def left_s(self, in_flight: int, now_s: float) -> float:
+        """Return the seconds of work that so many messages are, or, if that is more, since something was finished;
+        infinite while no pace is known."""
+        if self._since_s is None or not self._finished:
+            return math.inf
+        return max(now_s - self._since_s, in_flight * self._busy_s / self._finished)
+
     def finished(self, count: int, now_s: float) -> None:
         """Note that so many messages were finished since the last call, or since ``began``."""
         if self._work_s == math.inf:
@@ -340,6 +347,7 @@ class Rereading:
 
     def __init__(self) -> None:
         self._hidden: dict[bytes, BoardTicket] = {}
+        self._paused: dict[bytes, BoardTicket] = {}
         self._being_read: dict[bytes, BoardTicket] = {}  # those that the reading is for, the lowest first
         self._scanned = ZERO  # how far the reading is: memory knows what these have up to here
 
@@ -352,6 +360,12 @@ class Rereading:
 
     def end(self, ticket: BoardTicket) -> None:
         self._hidden.pop(ticket.name, None)
+        self._paused.pop(ticket.name, None)
+
+    def wake(self) -> None:
+        """Look again at those of which nothing was worth having: the rules have changed."""
+        self._hidden |= self._paused
+        self._paused.clear()
 
     def leave(self, ticket: BoardTicket) -> None:
         """Let the reading go on without the ticket, which keeps what was read of it."""
@@ -359,10 +373,15 @@ class Rereading:
             del self._being_read[ticket.name]
             ticket.above = max(ticket.above or ZERO, self._scanned, key=rank)
 
-    def start(self, wants_more: Callable[[BoardTicket], bool]) -> bytes | None:
-        """Return the id above which to read on; begin a reading if there is none. None: no ticket wants more."""
+    def start(self, keeps_of: Callable[[BoardTicket], int]) -> bytes | None:
+        """Return the id above which to read on; begin a reading, of those of which little is left in memory, if there
+        is none. None: no ticket wants more. ``keeps_of``: how many messages of a ticket are worth having; 0: none,
+        until rules change."""
         if not self._being_read:
-            wanting = [ticket for ticket in self._hidden.values() if wants_more(ticket)]
+            open_ones = [(one, keeps_of(one)) for one in self._hidden.values() if one.standing is OPEN]
+            for ticket in [one for one, keeps in open_ones if not keeps]:
+                self._paused[ticket.name] = self._hidden.pop(ticket.name)
+            wanting = [one for one, keeps in open_ones if 0 < keeps >= 2 * len(one.parked)]
             if not wanting:
                 return None
             wanting.sort(key=lambda one: rank(one.above or ZERO))

@@ -54,9 +54,9 @@ class FairQueue(RunQueue):
     """The run queue, in which tenants take turns. ``holds``: returns whether nothing of a tenant may be planned now;
     it is asked again by ``begin``."""
 
-    def __init__(self, ticket_window: int, weights: Mapping[bytes, float]) -> None:
+    def __init__(self, ticket_window: int, weights: Mapping[bytes, float], holds: Callable[[bytes], bool]) -> None:
         super().__init__(ticket_window)
-        self.holds: Callable[[bytes], bool] = lambda tenant: False
+        self.holds = holds
         self._weights = weights
         self._tenants: dict[bytes, _Tenant] = {}
         self._rest = _Tenant(_REST, _WEIGHT_OF_REST)
@@ -66,7 +66,6 @@ class FairQueue(RunQueue):
         self._order = 0
         self._now_s = 0.0
         self._last = 0.0  # the turn that was had last
-        self._waiting = 0  # tickets of tenants that are not held
         self._urgent_came = False  # since a ticket found no consumer
 
     def begin(self, now_s: float) -> None:
@@ -77,7 +76,6 @@ class FairQueue(RunQueue):
                 self._held.append(tenant)
             else:
                 tenant.is_held = False
-                self._waiting += tenant.waiting
                 self._enter(tenant)
 
     def weigh(self, weights: Mapping[bytes, float]) -> None:
@@ -108,14 +106,15 @@ class FairQueue(RunQueue):
     @property
     def has_runnable(self) -> bool:
         # One that found no consumer means that none has room: nobody else need ask, unless it is urgent.
-        return self._waiting > 0 and (self._urgent_came or not self._unassigned)
+        return (self._urgent_came or not self._unassigned) and self._next_tenant() is not None
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._waiting or self._held or self._unassigned)
+        return bool(self._unassigned or self._next_tenant() or self._held)
 
     def next_runnable(self) -> BoardTicket | None:
         while self.has_runnable and (tenant := self._next_tenant()) is not None:
+            self._last = tenant.due
             ticket = self._leave(tenant)
             if tenant is self._rest and self.holds(ticket.tenant):
                 self._line_up(ticket)  # under a rule it waits by itself
@@ -171,22 +170,17 @@ class FairQueue(RunQueue):
         if len(tenant.places) > 2 * tenant.waiting + _OUTDATED:
             tenant.places = list(filter(_is_valid, tenant.places))
             heapq.heapify(tenant.places)
-        if not tenant.is_held:
-            self._waiting += 1
-            if tenant.waiting == 1:
-                self._enter(tenant)
+        if tenant.waiting == 1 and not tenant.is_held:
+            self._enter(tenant)
 
     def _move(self, ticket: BoardTicket, marks: TicketMarks) -> None:
-        former = marks.line
-        former.waiting -= 1
-        self._waiting -= not former.is_held
+        marks.line.waiting -= 1
         self._line_up(ticket)
 
     def _leave(self, tenant: _Tenant) -> BoardTicket:
         while not _is_valid(place := heapq.heappop(tenant.places)):
             pass
         tenant.waiting -= 1
-        self._waiting -= 1
         ticket = place[-1]
         assert ticket.marks is not None
         ticket.marks.turn = None
@@ -234,9 +228,7 @@ class FairQueue(RunQueue):
                 heapq.heappop(self._turns)
                 tenant.is_held = True
                 self._held.append(tenant)
-                self._waiting -= tenant.waiting
             else:
-                self._last = due
                 return tenant
         return None
 

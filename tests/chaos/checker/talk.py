@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from .history import History, Record, position
+from .history import NEVER, History, Record, position
 from .liveness import _S
 
 #: So long after the end of a run its caller has the answer, where nothing goes wrong with Redis.
 _TOLD_S = 2.5
+#: So long after its run has ended who leads may count a message as unfinished.
+_HEARD_S = 5.0
 #: What a letter may say of a message that had an effect before, in a run that failed, was cut off or put off.
-BY_HAND = ("cleared", "gave_up")
+BY_HAND, OVER_LIMIT = ("cleared", "gave_up"), "over_limit"
 
 
 def talked(history: History) -> Iterator[tuple[str, str]]:
     """T1: one run ends a message, or one letter, in order. T2: an answer tells of that run. T3: one answer, and no part
-    after it. T4: who calls hears of it in time. T5: never more of a ticket than its limit."""
+    after it. T4: who calls hears of it in time. T5: never more of a ticket than its limit.
+    T6: what a rule refuses came beyond its limit, and nothing of it ran."""
     if not history.terms.get("talks"):
         return
     mids = {record["uid"]: record["mid"] for record in history.of("stream")}
@@ -38,6 +41,7 @@ def talked(history: History) -> Iterator[tuple[str, str]]:
             yield from _told_once(uid, told[uid], bool(history.terms.get("redriven")))
     yield from _late(history, mids)
     yield from _over_limit(history)
+    yield from _refused_by_rule(history)
 
 
 def _ends(history: History) -> dict[str, list[Record]]:
@@ -49,12 +53,12 @@ def _ends(history: History) -> dict[str, list[Record]]:
 
 
 def _letters_in_order(history: History) -> Iterator[tuple[str, str]]:
-    last: dict[str, str] = {}
+    last: dict[tuple[str, bool], str] = {}  # what a rule refuses does not wait for those before it
     for letter in history.of("dlq"):
-        ticket = history.sends.get(letter["uid"], {}).get("ticket", "")
-        if position(letter["mid"]) < position(last.get(ticket, "0-0")):
-            yield "T1", f"ticket {ticket}: the letter of {letter['mid']} came after that of {last[ticket]}"
-        last[ticket] = letter["mid"]
+        of = history.sends.get(letter["uid"], {}).get("ticket", ""), letter.get("reason") == OVER_LIMIT
+        if position(letter["mid"]) < position(last.get(of, "0-0")):
+            yield "T1", f"ticket {of[0]}: the letter of {letter['mid']} came after that of {last[of]}"
+        last[of] = letter["mid"]
 
 
 def _of_the_effective_run(
@@ -113,3 +117,19 @@ def _over_limit(history: History) -> Iterator[tuple[str, str]]:
             if len(waits) >= limit:
                 yield "T5", f"ticket {record['ticket']}: {record['uid']} came, and {len(waits)} waited: {waits}"
             taken[record["ticket"]].append({"uid": record["uid"], "ended": ended})
+
+
+def _refused_by_rule(history: History) -> Iterator[tuple[str, str]]:
+    """T6: so many of its ticket had come before it, and had not ended, or not long ago."""
+    for ticket, uids in history.uids_of.items():
+        ends: list[int] = []
+        for uid in uids:
+            runs = history.starts_of.get(uid, [])
+            if history.dead.get(uid, {}).get("reason") != OVER_LIMIT:
+                ends.append(max((run.end for run in runs), default=NEVER))
+                continue
+            if runs:
+                yield "T6", f"ticket {ticket}: {uid} was refused by a rule, and started {len(runs)} times"
+            since = history.sends[uid]["t0"] - int(_HEARD_S * _S)
+            if (waiting := sum(end > since for end in ends)) < history.terms["limit"]:
+                yield "T6", f"ticket {ticket}: {uid} was refused by a rule when {waiting} waited"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from .history import NEVER, History
 from .liveness import Recoveries, leaks, liveness, vacuity
 from .safety import safety
-from .talk import talked
+from .talk import OVER_LIMIT, talked
 
 #: Violations that are told one by one; the counts are complete.
 _MOST_TOLD = 40
@@ -88,6 +88,7 @@ def count(history: History, recoveries: Recoveries) -> dict[str, int]:
             "deaths": len({e.who for e in executions} & set(history.deaths)),
             "commits": len(history.commits),
             "dlq": len(history.dead),
+            "over_limit": sum(letter.get("reason") == OVER_LIMIT for letter in history.dead.values()),
             "unknown_sends": sum(record["r"] == "info" for record in history.of("send")),
             "refused_sends": sum(record["r"] == "fail" for record in history.of("send")),
             "lost": sum(len(record["uids"]) for record in history.of("lost")),

@@ -99,24 +99,15 @@ def find_leader(cluster: Cluster, within_s: float = 3.0) -> str:
     return name
 
 
-def kill_leader(cluster: Cluster) -> None:
-    """kill -9 of the leader's working process."""
-    name = find_leader(cluster)
-    if name and cluster.program(name).worker:
+def kill_leader(cluster: Cluster, standby: bool = False) -> None:
+    """kill -9 of the leader's working process; ``standby``: of that of a master that does not lead: what it gathered
+    others must gather when its share has ended."""
+    leader, kind = find_leader(cluster), "kill_standby" if standby else "kill_leader"
+    masters = [name for name in cluster.master_names if (name != leader) == standby and cluster.program(name).worker]
+    if leader and masters:
         t = now_ns()
-        cluster.restarter.kill(cluster.program(name).worker, cluster.program(name).who)
-        cluster.fault("kill_leader", t, t, name, "service", bound_s=cluster.shape.leader_lease_s + SLACK_S)
-
-
-def kill_standby(cluster: Cluster) -> None:
-    """kill -9 of the working process of a master that does not lead: what it gathered others must gather when its share
-    has ended."""
-    leader = find_leader(cluster)
-    name = next((name for name in cluster.master_names if name != leader and cluster.program(name).worker), "")
-    if leader and name:
-        t = now_ns()
-        cluster.restarter.kill(cluster.program(name).worker, cluster.program(name).who)
-        cluster.fault("kill_standby", t, t, name, "service", bound_s=cluster.shape.leader_lease_s + SLACK_S)
+        cluster.restarter.kill(cluster.program(masters[0]).worker, cluster.program(masters[0]).who)
+        cluster.fault(kind, t, t, masters[0], "service", bound_s=cluster.shape.leader_lease_s + SLACK_S)
 
 
 def pause_leader(cluster: Cluster, seconds: float) -> None:

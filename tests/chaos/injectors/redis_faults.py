@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from tests.chaos.injectors.programs import SLACK_S
@@ -18,6 +19,8 @@ from tests.chaos.rig.wire import mapping
 _LONGEST_PAUSE_S = 2.0
 #: A lease that is longer than any that was given is noticed within (master/membership/registry.py).
 _LONG_LEASE_NOTICED_S = 15.0
+#: A replica is not so far behind.
+_BEHIND_NS = 1_000_000_000
 #: A call on a connection that is dead, and does not say so, ends after so long (common/redis/client.py).
 _CALL_TIMEOUT_S = 5.0
 
@@ -93,26 +96,43 @@ def kill_clients(cluster: Cluster) -> None:
     _note_away(cluster, "client_kill", t0)
 
 
-def lose_power(cluster: Cluster, tail_s: float) -> int:
-    """The disk has what was there ``tail_s`` before the end. Declares what is lost by that; gives the number of
-    messages."""
+def lose_power(cluster: Cluster, tail_s: float) -> None:
+    """The disk has what was there ``tail_s`` before the end."""
     t0 = now_ns()
     cluster.redis.copy_data()
     time.sleep(tail_s)
     cluster.redis.lose_power()
-    accepted = list(cluster.producer.all_accepted().items())  # in the order of acceptance, all before the crash
+    accepted = cluster.producer.all_accepted()  # in the order of acceptance, all before the crash
     cluster.redis.start()
+    _declare_lost(cluster, accepted, t0, "power loss")
+    _note_away(cluster, "power_loss", t0)
+
+
+def fail_over(cluster: Cluster, gently: bool) -> None:
+    """A replica takes over; what it did not have is lost."""
+    cluster.redis.replicate()
+    t0 = now_ns()
+    if gently:
+        cluster.redis.hand_over()
+    cluster.redis.kill()
+    accepted = cluster.producer.all_accepted()
+    cluster.redis.promote()
+    if not gently:
+        _declare_lost(cluster, accepted, t0 - _BEHIND_NS, "failover")
+    _note_away(cluster, "failover_gently" if gently else "failover", t0)
+
+
+def _declare_lost(cluster: Cluster, accepted: Mapping[str, int], since: int, why: str) -> None:
     kept = {_uid(flat) for _, flat in cluster.state.call("XRANGE", STREAM, "-", "+")}
-    lost = [uid for uid, t in accepted if t >= t0 and uid not in kept]
+    lost = [uid for uid, t in accepted.items() if t >= since and uid not in kept]
     if lost:
-        since_first = [uid for uid, _ in accepted[[uid for uid, _ in accepted].index(lost[0]) :]]
-        cluster.counts["lost_in_the_middle"] += len(since_first) - len(lost)
+        uids = [*accepted]
+        cluster.counts["lost_in_the_middle"] += len(uids) - uids.index(lost[0]) - len(lost)
     # What was sent while the copy was made, or whose answer never came, may be gone too; what was accepted before may
     # not.
     unsure = [uid for uid in set(cluster.tail.uids.values()) - kept if uid not in cluster.producer.accepted]
-    cluster.history.write("lost", uids=[*lost, *unsure], why="power loss")
-    _note_away(cluster, "power_loss", t0)
-    return len(lost)
+    cluster.history.write("lost", uids=[*lost, *unsure], why=why)
+    cluster.counts["lost_tail"] += len(lost)
 
 
 def fill_memory(cluster: Cluster, seconds: float) -> None:

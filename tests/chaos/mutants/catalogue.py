@@ -147,7 +147,9 @@ BY_IDLE_TIME = mutant(
         return {'OK', found[1], strays, {}}""",
     ),
 )
-READS_FIRST = mutant("> before recovery", Replace("usher.master.recovery.takeover:_take_in_parked", lambda *_: None))
+READS_FIRST = mutant(
+    "> before recovery", Replace("usher.master.recovery.repairs:Takeover._take_in_parked", lambda *_: None)
+)
 FREED_FIRST = mutant(
     "tickets of the dead are freed before they are taken back",
     LuaEdit(
@@ -161,8 +163,7 @@ FREED_FIRST = mutant(
         """    consumer = board.consumers.get(incarnation)
     if consumer is not None:
         freed = steps.free_tickets(incarnation, board.unfinished(incarnation))
-        board.recovered(incarnation, freed.others)
-        return
+        return board.recovered(incarnation, freed.others)
     page = steps.take_back(incarnation, PAGE)""",
     ),
 )
@@ -294,8 +295,8 @@ BUGS = (
         mutant(
             "DELCONSUMER with pending entries",
             LuaEdit(
-                "reap",
-                "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return 'PENDING' end",
+                "deregister",
+                "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then return 'PENDING' end",
                 "",
             ),
             CodeEdit("usher.master.recovery.repairs:Janitor._reap", "names.get(incarnation, 0) or ", ""),
@@ -329,7 +330,7 @@ BUGS = (
     Bug(
         mutant(
             "what is recalled stays queued until the answer",
-            CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "if closed:", "if not closed:"),
+            CodeEdit("usher.consumer.execution.lanes:Lanes._close", "if fences:", "if not fences:"),
         ),
         _RECALL + "test_a_recalled_ticket_goes_to_another_and_starts_there_only",
         "K22",
@@ -347,8 +348,8 @@ BUGS = (
         mutant(
             "group made again at $",
             CodeEdit(
-                "usher.master.recovery.takeover:_ensure_group",
-                "stream.create_group(again.start)",
+                "usher.master.recovery.repairs:Takeover._ensure_group",
+                "stream.create_group(start)",
                 'stream.create_group(b"$")',
             ),
         ),

@@ -51,7 +51,12 @@ def redis_pauses(cluster: Cluster, seconds: float) -> None:
 
 def power_losses(cluster: Cluster, seconds: float) -> None:
     for _ in rounds(seconds, 2.5):
-        cluster.counts["lost_tail"] += redis_faults.lose_power(cluster, cluster.rng.uniform(0.2, 0.8))
+        redis_faults.lose_power(cluster, cluster.rng.uniform(0.2, 0.8))
+
+
+def failovers(cluster: Cluster, seconds: float) -> None:
+    for number in rounds(seconds, 3.5):
+        redis_faults.fail_over(cluster, gently=number % 2 == 1)
 
 
 def no_memory(cluster: Cluster, seconds: float) -> None:
@@ -86,6 +91,8 @@ PLANS: tuple[Plan, ...] = (
          seconds=4.5, brief=False),
     Plan("K7p", "redis paused", redis_pauses, ("pause_redis",), seconds=8.0, brief=False),
     Plan("K8", "power loss", power_losses, ("power_loss", "lost_tail"), seconds=5.0, extra=only_the_tail_is_lost),
+    Plan("K9", "failover to a replica", failovers, ("failover", "failover_gently"), often=("lost_tail",),
+         shape=Shape(is_shipped=True), seconds=9.0, extra=only_the_tail_is_lost, brief=False),
     Plan("K15", "clock of Redis set by an hour", clock_steps,
          ("clock_back", "clock_forward", "kill", "redelivered", "leases_clamped", "incarnations_ended"),
          often=("kill_leader", "leads_clamped"), shape=Shape(has_clock=True), seconds=9.0, drain_s=25.0,

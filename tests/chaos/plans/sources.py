@@ -19,7 +19,7 @@ def gatherers_and_consumers_killed(cluster: Cluster, seconds: float) -> None:
         elif number % 3 == 1:
             programs.kill_leader(cluster)
         else:
-            programs.kill_standby(cluster)
+            programs.kill_leader(cluster, standby=True)
 
 
 def sources_and_group_destroyed(cluster: Cluster, seconds: float) -> None:

@@ -22,6 +22,7 @@ WORK_PREFIX = f"{WORK_STREAM}:{GROUP}:"
 STAYING = (
     "tickets", "consumers", "leader", "epoch", "taken", "counters", "attempts", "noted:errors", "noted:failed",
     "letters", "position", "dead", "runs", "changed", "shares", "gathered", "actions", "losses", "charts", "reports",
+    "rules",
 )  # fmt: skip
 
 

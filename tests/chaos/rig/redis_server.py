@@ -1,5 +1,5 @@
-"""A redis-server of the run's own: durable, on loopback, and made to be killed, stopped, emptied and set back in
-time."""
+"""A redis-server of the run's own: durable, on loopback, and made to be killed, stopped, emptied, set back in time and
+replaced by its replica."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class RedisServer:
         self._fsync = fsync
         self._server = str((server_of() if is_shipped else None) or find_redis_server())
         self.clock = clock
+        self._replica: RedisServer | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self.starts = 0
@@ -42,17 +43,19 @@ class RedisServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGCONT)
             self.kill()
+        if self._replica is not None:
+            self._replica.kill()
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
-        """Start on the data that are there, and wait until it serves."""
+    def start(self, *more: str) -> None:
+        """Start on the data that are there, and wait until it serves. ``more``: settings."""
         options = f"--port {self.port} --bind 127.0.0.1 --appendonly yes --appendfsync {self._fsync}"
         options += " --auto-aof-rewrite-percentage 0 --maxmemory-policy noeviction"
-        command = [self._server, *options.split(), "--dir", str(self._folder), "--save", ""]
+        command = [self._server, *options.split(), *more, "--dir", str(self._folder), "--save", ""]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -63,16 +66,7 @@ class RedisServer:
                 preexec_fn=ending_with_us(signal.SIGKILL),
             )
         self.starts += 1
-        wire, deadline_s = Wire(self.port, 1.0), time.monotonic() + _READY_S
-        try:
-            while time.monotonic() < deadline_s:
-                with contextlib.suppress(Refused, Unknown):
-                    wire.call("PING")
-                    return
-                time.sleep(0.005)
-        finally:
-            wire.close()
-        raise RuntimeError(f"redis-server did not start; its log is in {self._folder}")
+        _until(self.port, "", "PING")
 
     def kill(self) -> None:
         """kill -9: what it had written is with the kernel, and stays."""
@@ -80,6 +74,30 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def replicate(self) -> None:
+        """Have a replica, in step."""
+        if self._replica is None:
+            self._replica = RedisServer(self._folder / "replica", self._fsync, None, True)
+            self._replica._folder.mkdir(parents=True)
+        self._replica.start("--replicaof", f"127.0.0.1 {self.port}")
+        _until(self._replica.port, "master_link_status:up", "INFO", "replication")
+
+    def hand_over(self) -> None:
+        """Let the replica be the master, which then has all that was accepted."""
+        assert self._replica is not None
+        _until(self.port, "OK", "FAILOVER", "TO", "127.0.0.1", self._replica.port)
+        _until(self._replica.port, "role:master", "INFO", "replication")
+
+    def promote(self) -> None:
+        """The replica takes the place and the address of the one that was killed."""
+        assert self._replica is not None
+        other = self._replica
+        _until(other.port, "OK", "REPLICAOF", "NO", "ONE")
+        _until(other.port, "OK", "CONFIG", "SET", "port", self.port)
+        self._folder, other._folder = other._folder, self._folder
+        self._process, other._process = other._process, None
+        self.starts += 1
 
     def copy_data(self) -> None:
         """What the disk has at this moment, in the power-loss model."""
@@ -99,3 +117,17 @@ class RedisServer:
             else:
                 target.unlink(missing_ok=True)
             shutil.move(path, target)
+
+
+def _until(port: int, said: str, *command: str | int) -> None:
+    """Until the server has answered the command so."""
+    wire, deadline_s = Wire(port, 1.0), time.monotonic() + _READY_S
+    try:
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(Refused, Unknown):
+                if said.encode() in wire.call(*command):
+                    return
+            time.sleep(0.005)
+    finally:
+        wire.close()
+    raise RuntimeError(f"redis-server did not say {said!r} to {command}")

@@ -1,4 +1,4 @@
-"""Users while messages run: they interrupt, clear, send up to a limit, call and stream; and what they are told."""
+"""Users while messages run: they interrupt, clear, send up to a limit and beyond one, call and stream; and what they are told."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Talk:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        whats = (self._interrupt, self._clear, self._send_some, self._send_raw, *_CALLERS * (self._call,))
+        whats = (self._interrupt, self._clear, self._send_some, self._send_raw, self._send_beyond)
+        whats += _CALLERS * (self._call,)
         self._threads = [threading.Thread(target=self._live, args=(what,), daemon=True) for what in whats]
         for thread in self._threads:
             thread.start()
@@ -58,27 +59,37 @@ class Talk:
 
     def _interrupt(self, sender: Sender, _: Wire, ticket: str) -> float:
         with contextlib.suppress(UsherError):
-            self._counts["interrupts"] += sender.interrupt(ticket)
+            self._counts["interrupts"] += sender.interrupt(ticket if next(self._numbers) % 4 else "L" + ticket)
         return 0.05
 
     def _clear(self, sender: Sender, _: Wire, ticket: str) -> float:
+        self._post("clears", f"tickets/{ticket}/clear")
+        return 0.4
+
+    def _post(self, count: str, path: str, **told: Any) -> None:
         for url in self._masters:
             with contextlib.suppress(requests.RequestException):
-                self._counts["clears"] += requests.post(f"{url}/api/tickets/{ticket}/clear", json={}, timeout=2).ok
+                self._counts[count] += requests.post(f"{url}/api/{path}", json=told, timeout=2).ok
                 break
-        return 0.4
 
     def _send_some(self, sender: Sender, _: Wire, ticket: str) -> float:
         for _ in range(LIMIT + 2):
             self._sent("limited", ticket, lambda fields: sender.send(ticket, fields))
         return 0.3
 
-    def _sent(self, kind: str, ticket: str, send: Callable[[dict[str, str]], str]) -> str:
+    def _send_beyond(self, _: Sender, wire: Wire, ticket: str) -> float:
+        """More at once than a live rule lets wait of the ticket."""
+        self._post("rules", "rules", target="pattern", value="L*", action="limit", ticket_limit=LIMIT)
+        for _number in range(LIMIT + 3):
+            self._send_raw(_, wire, "L" + ticket, "150")
+        return 0.8
+
+    def _sent(self, kind: str, ticket: str, send: Callable[[dict[str, str]], str], work_ms: str = "5") -> str:
         """Note what is sent. Return its uid."""
         uid, t0, mid, answer = f"{kind}{next(self._numbers)}", now_ns(), "", "ok"
         amount = int(uid.removeprefix(kind)) + 10**6
         try:
-            mid = send({"uid": uid, "amount": str(amount), "work_ms": "5"})
+            mid = send({"uid": uid, "amount": str(amount), "work_ms": work_ms})
         except Behind:
             self._counts["behind"] += 1
             answer = "fail"
@@ -89,10 +100,10 @@ class Talk:
         self._producer.took(uid, ticket, "either", amount, answer if mid or answer != "ok" else "info", t0, mid)
         return uid
 
-    def _send_raw(self, _: Sender, wire: Wire, ticket: str) -> float:
+    def _send_raw(self, _: Sender, wire: Wire, ticket: str, work_ms: str = "5") -> float:
         self._sent("raw", ticket, lambda fields: str(wire.call(
             "XADD", STREAM, "*", "usher_reply", f"{_REPLIES} {int(fields['amount'])}", "ticket_id", ticket,
-            *itertools.chain.from_iterable(fields.items())).decode()))  # fmt: skip
+            *itertools.chain.from_iterable(fields.items())).decode()), work_ms)  # fmt: skip
         return 0.07
 
     def _call(self, sender: Sender, _: Wire, ticket: str) -> float:
