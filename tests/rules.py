@@ -159,7 +159,7 @@ THREADS_IN = (
 #: Entry points; and the demo's handler, which is configured as any user's handler is.
 ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py", "common/redis/embedded.py"),
-    *("consumer/torture/pytest_plugin.py", "deploy/demo/handlers.py", "deploy/bench/handlers.py"),
+    *("consumer/torture/pytest_plugin.py", "deploy/demo/handlers.py", "deploy/bench/*.py"),
     *("benchmarks/rig/recording.py", "consumer/torture/harness.py", "examples/sinks.py", "common/base/durations.py"),
     *("examples/request_reply.py", "usher/page.py", "usher/management/commands/usher.py"),
 )

@@ -28,7 +28,7 @@ from usher.common.base.durations import option
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.http.credentials import Role, line_of
 from usher.common.redis.acl import USERS, acl_file
-from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, has_selectors
+from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, version_below_7
 from usher.common.runtime.memory import memory_of_machine
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load
@@ -166,7 +166,7 @@ class Host:
         sources = settings.sources
         fed = () if sources is None else (*sources.names, *sources.patterns)
         passwords = {user: _password(self.settings[variable]) for user, variable in _REDIS_URLS.items()}
-        selectors = has_selectors(Path(self.settings[SERVER_VARIABLE]))
+        selectors = version_below_7(Path(self.settings[SERVER_VARIABLE])) is None
         return acl_file(settings.work_stream, settings.group, fed, passwords, selectors=selectors)
 
 

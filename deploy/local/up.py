@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import psutil
@@ -68,25 +68,8 @@ class SupervisionHangs(SupervisionLost):
     """supervisord lives and does not answer in time; its programs may work all the same."""
 
 
-class ProgramState(NamedTuple):
-    """A program as supervisord sees it. ``state`` is one of STOPPED STARTING RUNNING BACKOFF STOPPING EXITED FATAL
-    UNKNOWN."""
-
-    name: str
-    group: str
-    state: str
-    pid: int
-
-
 def environment(
-    base: Mapping[str, str],
-    state_folder: Path,
-    *,
-    consumers: int,
-    masters: int,
-    port: int,
-    redis_port: int | None,
-    stop_seconds: int,
+    base: Mapping[str, str], settings: LocalSettings, state_folder: Path, redis_port: int | None = None
 ) -> dict[str, str]:
     """Return what ``deploy/supervisord.conf`` asks for (see its header), on top of ``base``. ``redis_port`` None: no
     embedded Redis."""
@@ -95,21 +78,17 @@ def environment(
         "USHER_CONSUMERS_TOKEN": base.get("USHER_API_TOKEN", ""),
         "USHER_COMMAND": shlex.join(usher_command()),
         "USHER_STATE_DIR": str(state_folder),
-        "USHER_CONSUMERS": str(consumers),
-        "USHER_MASTERS": str(masters),
-        "USHER_PORT": str(port),
-        "USHER_MASTER_URLS": master_urls(port, masters),
-        "USHER_STOP_SECONDS": str(stop_seconds),
+        "USHER_CONSUMERS": str(settings.consumers),
+        "USHER_MASTERS": str(settings.masters),
+        "USHER_PORT": str(settings.port),
+        "USHER_MASTER_URLS": ",".join(settings.urls),
+        "USHER_STOP_SECONDS": str(settings.stop_seconds),
         "USHER_CONTROL_SOCKET": str(state_folder / "supervisor.sock"),
         "USHER_AUTOSTART": "false",
         "USHER_STREAMER": "false",
         "USHER_EMBEDDED_REDIS": "false",  # started by Supervision.start_group, so that it is first and alone
         "USHER_REDIS_PORT": str(redis_port or 0),
     }
-
-
-def master_urls(port: int, masters: int) -> str:
-    return ",".join(f"http://127.0.0.1:{port + index}" for index in range(masters))
 
 
 class Supervision:
@@ -178,7 +157,7 @@ class Supervision:
         announce_instance(made.state_folder, replace(up, starting_since_ms=0))
 
     def _not_running(self, group: str) -> str:
-        states = [state.state for state in self.states() if state.group == group]
+        states = [one["statename"] for one in self.states(group)]
         return "" if all(state == "RUNNING" for state in states) else f"{group}: {', '.join(states)}"
 
     def _wait(self, group: str, check: Callable[[], None], trouble: Callable[[], str], within_s: float) -> None:
@@ -187,10 +166,10 @@ class Supervision:
         deadline_s = time.monotonic() + within_s
         while problem := trouble():
             check()
-            states = [state for state in self.states() if state.group == group]
-            stuck = [state for state in states if state.state in ("BACKOFF", "FATAL")]  # it may be tried again
+            states = self.states(group)
+            stuck = [one for one in states if one["statename"] in ("BACKOFF", "FATAL")]  # it may be tried again
             if stuck or time.monotonic() > deadline_s:
-                names = [state.name for state in stuck or states if state.state != "RUNNING"] or [group]
+                names = [one["name"] for one in stuck or states if one["statename"] != "RUNNING"] or [group]
                 late = f"{group} is not well after {within_s:.0f} s ({problem})"
                 told = f"{names[0]} did not start" if stuck else late
                 raise StartRefused(f"{told}; the last lines of its log ({self.logs}):\n{self.last_words(names[0])}")
@@ -198,11 +177,10 @@ class Supervision:
 
     def watch(self) -> None:
         try:
-            states = self.states()
+            states = self.states("redis")
         except SupervisionHangs:
             return  # supervisord is not needed at this moment
-        is_ours = self._plan.redis_port is not None
-        if is_ours and any(state.group == "redis" and state.state == "FATAL" for state in states):
+        if self._plan.redis_port is not None and any(one["statename"] == "FATAL" for one in states):
             raise SupervisionLost(f"Redis does not start any more; its last words:\n{self.last_words('redis')}")
 
     def start_group(self, group: str) -> None:
@@ -216,14 +194,13 @@ class Supervision:
         with self._rpc() as supervisor:
             supervisor.signalProcessGroup(group, "TERM")
 
-    def states(self) -> list[ProgramState]:
-        """Return the states of all programs. Raises SupervisionLost when supervisord is gone, SupervisionHangs when it
-        takes too long."""
+    def states(self, group: str = "") -> list[dict[str, Any]]:
+        """Return what supervisord tells of the programs of a group ("": all): name, statename, pid ... Raises
+        SupervisionLost when it is gone, SupervisionHangs when it takes too long."""
         with self._rpc() as supervisor:
-            told: Any = supervisor.getAllProcessInfo()
-        states = [ProgramState(one["name"], one["group"], one["statename"], one["pid"]) for one in told]
-        self._redis_pid = next((state.pid for state in states if state.group == "redis"), self._redis_pid)
-        return states
+            told: list[dict[str, Any]] = supervisor.getAllProcessInfo()
+        self._redis_pid = next((one["pid"] for one in told if one["group"] == "redis"), self._redis_pid)
+        return [one for one in told if group in ("", one["group"])]
 
     @contextlib.contextmanager
     def _rpc(self) -> Iterator[Any]:
@@ -342,7 +319,6 @@ EXAMPLE_HANDLER = "usher.deploy.demo.handlers:show"
 _NOT_IN_A_FOLDER = frozenset('%"\\\n')
 #: A socket's path has 108 bytes on Linux and 104 elsewhere; supervisord binds a temporary name with ".<pid>" after it.
 _LONGEST_FOLDER = 80
-_POLL_S = 0.1
 #: Stand-ins for settings that are only known at each program's start, or checked below.
 _ANY = {"handler": "any:handler"}
 
@@ -370,7 +346,7 @@ class LocalSettings(CommonSettings):
 
     @property
     def urls(self) -> list[str]:
-        return master_urls(self.port, self.masters).split(",")
+        return [f"http://127.0.0.1:{self.port + index}" for index in range(self.masters)]
 
 
 @dataclass(frozen=True)
@@ -455,15 +431,7 @@ def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[]
         redis_url = prepared.url
     base = _of_programs(environ) | changed_settings(settings)
     base["USHER_HANDLER"] = settings.handler
-    whole = environment(
-        base,
-        folder,
-        consumers=settings.consumers,
-        masters=settings.masters,
-        port=settings.port,
-        redis_port=redis_port,
-        stop_seconds=settings.stop_seconds,
-    )
+    whole = environment(base, settings, folder, redis_port)
     check_programs(whole, check)
     return Plan(settings, folder, redis_url, redis_port, whole)
 
