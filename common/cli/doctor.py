@@ -5,10 +5,9 @@ tokens for the HTTP API and the page."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import sys
-from collections.abc import Iterable
+from collections import Counter
 from typing import Any
 
 import click
@@ -21,7 +20,7 @@ from usher.common.base.errors import RedisTrouble, SettingsError, StartRefused
 from usher.common.base.log import redacted
 from usher.common.base.text import escape_control, json_line, label
 from usher.common.doctor.collector import collect
-from usher.common.doctor.judgements import DoctorFacts, DoctorFinding, DoctorSeverity, Holds, examine, promise, worst
+from usher.common.doctor.judgements import DoctorFacts, DoctorFinding, DoctorSeverity, examine, promise, report, worst
 from usher.common.http.credentials import FILE_ROLES, Role, line_of, new_token
 from usher.common.protocol.keys import Keys
 from usher.common.redis.acl import acl_file, scripts_for_others
@@ -52,71 +51,38 @@ def doctor(flags: dict[str, Any], as_json: bool) -> None:
     asked."""
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
-    facts = _asked(url, settings)
-    findings = examine(facts)
-    if as_json:
-        click.echo(json_line(_document(url, facts, findings)))
-    else:
-        _print_doctor_report(url, facts, findings)
-    sys.exit(1 if worst(findings) is DoctorSeverity.BAD else 0)
-
-
-def _asked(url: str, settings: CommonSettings) -> DoctorFacts:
+    keys, lease_ms = Keys(settings.work_stream, settings.group), int(settings.lease_seconds * 1000)
     try:
         link = Link(url, "usher:doctor")
     except ValueError as wrong:
         raise SettingsError([f"USHER_REDIS_URL cannot be read: {wrong}"]) from None
     try:
-        return collect(
-            link, Keys(settings.work_stream, settings.group), int(settings.lease_seconds * 1000), settings.sources
-        )
+        with contextlib.closing(link):
+            facts = collect(link, keys, lease_ms, settings.sources)
     except RedisTrouble as trouble:
         raise StartRefused(f"USHER_REDIS_URL: {redacted(url)}: {trouble}") from trouble
-    finally:
-        link.close()
-
-
-def _document(url: str, facts: DoctorFacts, findings: list[DoctorFinding]) -> dict[str, Any]:
-    return {
-        "redis": redacted(url),
-        "verdict": worst(findings).value,
-        "findings": [dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in findings],
-        "promise": [holds._asdict() for holds in promise(facts)],
-    }
+    findings = examine(facts)
+    if as_json:
+        click.echo(json_line(report(redacted(url), facts, findings)))
+    else:
+        _print_doctor_report(redacted(url), facts, findings)
+    sys.exit(1 if worst(findings) is DoctorSeverity.BAD else 0)
 
 
 def _print_doctor_report(url: str, facts: DoctorFacts, findings: list[DoctorFinding]) -> None:
     screen = Console(highlight=False, emoji=False)
-    screen.print(_findings_table(redacted(url), findings))
-    screen.print()
-    screen.print(_promise_table(promise(facts)))
-    screen.print()
-    verdict = worst(findings)
-    counts = ", ".join(
-        f"{sum(finding.severity is severity for finding in findings)} {label(severity.value)}"
-        for severity in DoctorSeverity
-    )
-    screen.print(f"[{_STYLES[verdict]}]Verdict: {_ENDS[verdict]}[/] ({counts})")
-
-
-def _findings_table(url: str, findings: Iterable[DoctorFinding]) -> Table:
-    made = _table(f"Doctor: {url}", "", "check", "seen", "means")
+    found = _table(f"Doctor: {url}", "", "check", "seen", "means")
     for finding in findings:
-        means = finding.means + (
-            f"\n-> {finding.do}" if finding.do and finding.severity is not DoctorSeverity.OK else ""
-        )
-        made.add_row(
-            f"[{_STYLES[finding.severity]}]{label(finding.severity.value)}[/]",
-            *map(_safe, (finding.check, finding.seen, means)),
-        )
-    return made
-
-
-def _promise_table(rows: Iterable[Holds]) -> Table:
-    made = _table("The promise on this Redis", "when", "what holds")
-    for row in rows:
-        made.add_row(*map(_safe, row))
-    return made
+        do = f"\n-> {finding.do}" if finding.do and finding.severity is not DoctorSeverity.OK else ""
+        told = map(_safe, (finding.check, finding.seen, finding.means + do))
+        found.add_row(f"[{_STYLES[finding.severity]}]{label(finding.severity.value)}[/]", *told)
+    holds = _table("The promise on this Redis", "when", "what holds")
+    for row in promise(facts).items():
+        holds.add_row(*map(_safe, row))
+    screen.print(found, "", holds, "", sep="\n")
+    verdict, seen = worst(findings), Counter(finding.severity for finding in findings)
+    counts = ", ".join(f"{seen[severity]} {label(severity.value)}" for severity in DoctorSeverity)
+    screen.print(f"[{_STYLES[verdict]}]Verdict: {_ENDS[verdict]}[/] ({counts})")
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -148,20 +114,16 @@ def acl(server: str, loads: bool, flags: dict[str, Any]) -> None:
     changed."""
     settings = load(CommonSettings, os.environ, flags)
     if loads:
-        _load_scripts(settings)
+        names = scripts_for_others()
+        with contextlib.closing(Link(resolve_redis_url(settings), "acl")) as link:
+            refused = ScriptRunner(link).load_for_others(names)
+        if refused:
+            raise StartRefused(f"Redis refuses to load scripts: {refused[0]}")
+        click.echo(f"{len(names)} scripts are loaded")
         return
     sources = settings.sources
     fed = () if sources is None else (*sources.names, *sources.patterns)
     click.echo(acl_file(settings.work_stream, settings.group, fed, selectors=server != "6.2"), nl=False)
-
-
-def _load_scripts(settings: CommonSettings) -> None:
-    names = scripts_for_others()
-    with contextlib.closing(Link(resolve_redis_url(settings), "acl")) as link:
-        refused = ScriptRunner(link).load_for_others(names)
-    if refused:
-        raise StartRefused(f"Redis refuses to load scripts: {refused[0]}")
-    click.echo(f"{len(names)} scripts are loaded")
 
 
 @click.group()
@@ -169,15 +131,12 @@ def token() -> None:
     """Make tokens for the HTTP API and the page."""
 
 
-@token.command(
-    "new", help="Make a token for ROLE (viewer, operator or consumer) and NAME, and the line for USHER_TOKENS_FILE."
-)
+@token.command("new")
 @click.argument("role", type=click.Choice([role.value for role in FILE_ROLES]))
 @click.argument("name")
 @takes_json
 def new(role: str, name: str, as_json: bool) -> None:
-    """Make a token. NAME: the name in the action log; of a consumer its name, or the beginning of its name and a
-    `*`."""
+    """Make a token for ROLE (viewer, operator or consumer) and NAME, and the line for USHER_TOKENS_FILE."""
     made = new_token()
     try:
         line = line_of(Role(role), name, made)

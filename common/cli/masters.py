@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import requests
 
 _TIMEOUT_S = 2.0
 
 
-@dataclass(frozen=True)
-class ProbeAnswer:
+class ProbeAnswer(NamedTuple):
     """The answer of a master. ``status`` 0: no answer, and ``reason`` says why; else the HTTP status and the JSON
     document (None if it was none)."""
 

@@ -314,7 +314,11 @@ def send(flags: dict[str, Any], **given: Any) -> None:
         _check_gathered(settings, flags)
     url = resolve_redis_url(settings)
     with contextlib.ExitStack() as stack:
-        source = _source(stack, settings, given)
+        source: Any = [Outgoing(given["ticket"], fields_of(given["fields"], settings.ticket_field))]
+        if given["csv_path"] is not None:
+            source = stack.enter_context(CsvSource(given["csv_path"], given["key"], settings.ticket_field))
+        elif given["simulate"] is not None:
+            source = incidents(given["simulate"], given["tickets"], given["seed"])
         _check_time(source)
         check_reachable(url)
         link = Link(url, "usher:send")
@@ -404,16 +408,6 @@ def _recognisable(source: Any, given: dict[str, Any]) -> Any:
     elif "uid" not in source[0].fields:
         raise click.UsageError("--dedup needs a field uid=...: by it the message is recognised when it is sent again")
     return source
-
-
-def _source(
-    stack: contextlib.ExitStack, settings: CommonSettings, given: dict[str, Any]
-) -> CsvSource | list[Outgoing] | Iterator[Outgoing]:
-    if given["csv_path"] is not None:
-        return stack.enter_context(CsvSource(given["csv_path"], given["key"], settings.ticket_field))
-    if given["simulate"] is not None:
-        return incidents(given["simulate"], given["tickets"], given["seed"])
-    return [Outgoing(given["ticket"], fields_of(given["fields"], settings.ticket_field))]
 
 
 def fields_of(pairs: Sequence[str], ticket_field: str = "") -> dict[str, str]:

@@ -39,7 +39,7 @@ from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
 from usher.common.redis.acl import AclProgram, programs
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.endpoints import CLUSTER, SENTINEL, mode
-from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_leases, redis_ms
+from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_leases, redis_ms, span_of
 from usher.common.redis.scripts import ScriptRunner
 
 #: Most sources that are looked at; and of one call.
@@ -319,7 +319,7 @@ def _stream(link: Link, keys: Keys) -> TicketStreamFacts:
     if wrong := _wrong_type(link, keys.stream):
         return TicketStreamFacts(keys.stream, wrong_type=wrong)
     reader = TicketStream(link, keys)
-    span = reader.span()
+    span = span_of(link, keys.stream)
     log_keys = LogKeys(keys.stream)
     counters = pairs(link.call("HGETALL", keys.counters))
     leader = bytes(link.call("GET", keys.leader) or b"").decode().rpartition(" ")[2]

@@ -127,7 +127,7 @@ def prepare(state_folder: Path, port: int | None, *, durable: bool = True, serve
         lock_fd = _locked(folder / "lock")
     try:
         with _refusing(folder):
-            if (folder / "appendonlydir").exists() and (version := _version_below_7(binary)) is not None:
+            if (folder / "appendonlydir").exists() and (version := version_below_7(binary)) is not None:
                 # It would ignore the data of Redis 7, and start empty.
                 raise StartRefused(
                     f"USHER_STATE_DIR: the data in {folder} were written by Redis 7 or later; {binary} ({version})"
@@ -165,11 +165,7 @@ def _locked(path: Path) -> int:
     return descriptor
 
 
-def has_selectors(binary: Path) -> bool:
-    return _version_below_7(binary) is None
-
-
-def _version_below_7(binary: Path) -> str | None:
+def version_below_7(binary: Path) -> str | None:
     told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
     version = told.partition("v=")[2].split(" ", 1)[0]
     major = version.partition(".")[0]
