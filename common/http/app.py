@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NotRequired, TypeVar
 
 from flask import Flask, Request, Response, current_app, g, request
@@ -131,7 +131,9 @@ def add_health(
         found = health()
         reasons = [in_brief(reason) if g.role is Role.ANYBODY else reason for reason in found.reasons]
         status: dict[str, Any] = {"status": "ok"} if found.ok else {"status": "failing", "reasons": reasons}
-        if warnings := [*found.warnings, *_log_warning()]:
+        dropped, is_blocked = log_state()
+        lost = [f"{'nobody reads the log' if is_blocked else 'the log lacks lines'}: {dropped} dropped"]
+        if warnings := [*found.warnings, *lost * (is_blocked or dropped > 0)]:
             status["warnings"] = warnings
         return answer({**status, **facts()}, 200 if found.ok else 503)
 
@@ -160,12 +162,6 @@ def in_brief(reason: str) -> str:
     """
     name, *error = reason.split(": ", 2)
     return f"{name}: {error[0]}; the log says more" if len(error) == 2 else reason
-
-
-def _log_warning() -> Iterable[str]:
-    dropped, is_blocked = log_state()
-    if is_blocked or dropped:
-        yield f"{'nobody reads the log' if is_blocked else 'the log lacks lines'}: {dropped} dropped"
 
 
 def add_metrics(app: Flask, metrics: Metrics) -> None:

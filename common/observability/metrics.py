@@ -22,7 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -59,7 +59,7 @@ class DurationHistogram:
     def __init__(self, bounds_us: tuple[int, ...] = SHORT_US) -> None:
         self._bounds_us = bounds_us
         self._counts = [0] * (len(bounds_us) + 1)
-        self._sum_us = 0
+        self.sum_us = 0
 
     def add(self, values_us: Iterable[int]) -> None:
         """Add durations in microseconds; one below zero (of two clocks) counts as zero."""
@@ -69,11 +69,7 @@ class DurationHistogram:
             counts[bisect_left(bounds, value)] += 1
             if value > 0:
                 total += value
-        self._sum_us += total
-
-    @property
-    def sum_s(self) -> float:
-        return self._sum_us / 1e6
+        self.sum_us += total
 
     def cumulative(self) -> list[tuple[float, int]]:
         """Return pairs (upper bound in seconds, number of values up to it), the last bound infinite."""
@@ -152,6 +148,17 @@ class Reader:
     def metrics(self) -> Mapping[str, float]:
         return {}
 
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def show(self) -> None:
         """Tell of it in prometheus_client's own registry, of which any exporter makes its page."""
         of_this_program()
@@ -220,7 +227,7 @@ def _by_label(family: Any, values: Mapping[str, float]) -> Metric:
 
 def histogram(name: str, text: str, timings: DurationHistogram) -> Metric:
     rows = [("+Inf" if bound == float("inf") else repr(bound), count) for bound, count in timings.cumulative()]
-    return core.HistogramMetricFamily(f"usher_{name}", text, buckets=rows, sum_value=timings.sum_s)
+    return core.HistogramMetricFamily(f"usher_{name}", text, buckets=rows, sum_value=timings.sum_us / 1e6)
 
 
 def service_metrics(services: Sequence[Service]) -> Iterable[Metric]:

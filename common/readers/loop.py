@@ -27,7 +27,6 @@ import logging
 import math
 import os
 import queue
-import random
 import socket
 import threading
 import time
@@ -41,7 +40,7 @@ from typing import Any, NamedTuple
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.callables import unawaitable_reason, unfinished_kind
-from usher.common.base.clock import now_s
+from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.errors import GiveUp, GroupMissing, RedisTrouble, ReplyUnknown, RetryLater, UsherError, readable
 from usher.common.base.log import event
 from usher.common.base.text import format_error
@@ -51,7 +50,7 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, before, rank
 from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.replies import TicketStream, pairs, parse_own
+from usher.common.redis.replies import TicketStream, pairs, parse_own, span_of
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.service import Health, Service, ServiceEnded, judge
@@ -119,7 +118,7 @@ class ReliableStream:
         A new group begins with the oldest entry. A lost group goes on where it was, as far as that was saved or is
         known to this reader (``seen``: the highest id that it was given): pending entries come again.
         """
-        start = goes_on_at(self._plain.saved_position(), seen, self._plain.span())
+        start = goes_on_at(self._plain.saved_position(), seen, span_of(self._link, self._keys.stream))
         return start if self._plain.create_group(start) else None
 
     def save_position(self) -> None:
@@ -359,17 +358,12 @@ class StreamReader(Service):
         self._seen = ZERO  # the highest id that it was given
         self._has_group = False
         self._unsure = False  # a reply of a read was lost: something may be pending for us unseen
-        self._unsure_of_claim = False  # and it may have been a dead reader's
+        self.unsure_of_claim = False  # and it may have been a dead reader's
         self._cursor = ZERO
         self._claim_s = 0.0
         self._position_s = 0.0
         self._position_is_old = False
         self.stalls_after_s = 10.0 + options.block_s
-
-    @property
-    def has_claimed_unseen(self) -> bool:
-        """Return True when entries that are pending for us unseen may be a dead reader's."""
-        return self._unsure_of_claim or self.alive
 
     def run_once(self) -> float:
         try:
@@ -410,16 +404,16 @@ class StreamReader(Service):
                     self._seen = max(self._seen, found[-1].stream_id, key=rank)
                     self._desk.bring(found, "read")
         except ReplyUnknown:
-            self._unsure, self._unsure_of_claim = True, self._unsure_of_claim or claims
+            self._unsure, self.unsure_of_claim = True, self.unsure_of_claim or claims
             raise
         return 0.0
 
     def _read_unseen(self, count: int) -> None:
         found = self._stream.read_pending(count, self._desk.held_ids)
         for message in found:
-            message.is_suspect = self._unsure_of_claim
+            message.is_suspect = self.unsure_of_claim
         if len(found) < count:
-            self._unsure = self._unsure_of_claim = False
+            self._unsure = self.unsure_of_claim = False
         self._desk.bring(found)
 
     def _claim(self, count: int) -> None:
@@ -485,7 +479,6 @@ class StreamDesk(Service):
         self._given_up: deque[tuple[StreamMessage, str, str]] = deque()
         self._charges: dict[bytes, int] = {}
         self._touched_s, self._touch_s, self._flush_s = now_s(), 0.0, 0.0
-        self._rng = random.Random()
         self.closed = False
         self.left = "its thread has not ended"  # what went wrong as it left the group
 
@@ -553,7 +546,7 @@ class StreamDesk(Service):
                 self.stream.give_back(ids, is_suspect)
             # Entries of a read that the stop broke off were not seen here.
             unseen = self.stream.pending({*self._held, *self._running})
-            self.stream.give_back(unseen, self.reader.has_claimed_unseen)
+            self.stream.give_back(unseen, self.reader.unsure_of_claim or self.reader.alive)
             if not self._running:
                 self.stream.leave()
             self.left = "none"
@@ -614,7 +607,7 @@ class StreamDesk(Service):
             self._give_up(message, "attempts_exhausted", error)
             return
         else:
-            wait_s = backoff_s(message.failures, options.retry_s, options.retry_cap_s, self._rng)
+            wait_s = backoff_s(message.failures, options.retry_s, options.retry_cap_s, CHANCE)
         if was_suspect or not isinstance(problem, RetryLater):
             self._charges[message.stream_id] = message.failures  # a suspect's start was noted as one that fails
         about: dict[str, Any] = {"id": message.id, "attempt": message.attempt, "error": error[:500]}
@@ -701,7 +694,8 @@ class StreamRunner(Service):
             problem = None
             try:
                 with ForkGuard():
-                    _check_ran(copy_context().run(self._handle, message))
+                    if kind := unfinished_kind(copy_context().run(self._handle, message)):
+                        raise TypeError(f"the handler returned {kind!r}, so nothing of the message was done: {_PLAIN}")
             except BaseException as raised:
                 # sys.exit() in a handler must not end this thread while it holds the message.
                 problem = readable(raised)
@@ -711,13 +705,6 @@ class StreamRunner(Service):
 
     def interrupt(self) -> None:
         self._desk.given.put(None)
-
-
-def _check_ran(result: object) -> None:
-    """Raise TypeError when a handler's return value shows that none of its code ran: its message would count as
-    done."""
-    if kind := unfinished_kind(result):
-        raise TypeError(f"the handler returned {kind!r}, so nothing of the message was done: {_PLAIN}")
 
 
 class MessageReadingLoop(Reader):
@@ -801,13 +788,6 @@ class MessageReadingLoop(Reader):
         finally:
             if looking is not None:
                 looking.stop()
-
-    def __enter__(self) -> MessageReadingLoop:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def health(self) -> Health:
         return judge(self.services, now_s())

@@ -614,13 +614,6 @@ class StreamRouter(Reader):
             self._ask.close()
         self._desk.close_all(End.ROUTER_STOPPED)
 
-    def __enter__(self) -> StreamRouter:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def subscribe(
         self,
         key: str | bytes,

@@ -17,7 +17,6 @@ import itertools
 import math
 import os
 import queue
-import random
 import secrets
 import threading
 import time
@@ -33,7 +32,7 @@ from weakref import WeakValueDictionary
 import orjson
 
 from usher.common.base.backoff import backoff_s
-from usher.common.base.clock import now_s
+from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.errors import Behind, CallTimeout, Failed, NotNow, ReplyUnknown, UsherError
 from usher.common.observability.tracing import context_fields, sending
 from usher.common.protocol.keys import REPLY_FIELD, Keys, LogKeys, uid_key, waiting_key
@@ -283,7 +282,6 @@ class Producer:
         self._ticket_field = ticket_field.encode()
         self._dedup_s = dedup_s
         self._patience_s = patience_s
-        self._rng = random.Random()
         limits_of = heed_limits if isinstance(heed_limits, str) else stream if heed_limits else ""
         self._sign = LimitSign(link, limits_of) if limits_of else None
         self._marks = MarkFields(tenant_field)
@@ -303,13 +301,12 @@ class Producer:
         keys, ticket = Keys(self._stream, self._group), ticket_key(ticket_id)
 
         def ask() -> bool:
-            with self._lock():
-                owner = bytes(self._link.call("HGET", keys.tickets, ticket) or b"").partition(b" ")[0]
-                if b":" not in owner:
-                    return False
-                # Without the inbox its owner has ended; who has the ticket by now does not run what ran then.
-                told = ("order", "interrupt", "ticket", ticket, "id", "")
-                return bool(self._link.call("XADD", keys.inbox(owner.decode()), "NOMKSTREAM", "*", *told))
+            owner = bytes(self._link.call("HGET", keys.tickets, ticket) or b"").partition(b" ")[0]
+            if b":" not in owner:
+                return False
+            # Without the inbox its owner has ended; who has the ticket by now does not run what ran then.
+            told = ("order", "interrupt", "ticket", ticket, "id", "")
+            return bool(self._link.call("XADD", keys.inbox(owner.decode()), "NOMKSTREAM", "*", *told))
 
         return self._patiently(ask, False)  # asked again, it could meet the next run
 
@@ -395,16 +392,11 @@ class Producer:
         with sending(self._stream, len(messages)):
             context = [part.encode() for field in context_fields().items() for part in field]
             prepared = [self._prepared(message, context, due_ms) for message in messages]
-            if self._sign is not None:
-                self._patiently(lambda: self._heed({self._tenant(flat) for _, flat in prepared}), True)
+            if (sign := self._sign) is not None:
+                self._patiently(lambda: sign.check({self._tenant(flat) for _, flat in prepared}), True)
             for batch in _batches(prepared):
                 recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
                 sent += self._patiently(partial(self._add, stream, batch, len(sent)), recognisable)
-
-    def _heed(self, tenants: set[bytes]) -> None:
-        if self._sign is not None:
-            with self._lock():
-                self._sign.check(tenants)
 
     def _tenant(self, flat: list[bytes]) -> bytes:
         if self._marks.tenant == "@stream":
@@ -451,24 +443,19 @@ class Producer:
         failures = 0
         while True:
             try:
-                return call()
+                with self._lock():  # replies come in the order of the commands: one thread at a time waits for its own
+                    return call()
             except (NotNow, ReplyUnknown) as trouble:
                 failures += 1
-                pause_s = backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._rng)
+                pause_s = backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, CHANCE)
                 if (isinstance(trouble, ReplyUnknown) and not recognisable) or now_s() + pause_s > until_s:
                     raise
                 time.sleep(pause_s)
 
-    def _add(self, stream: str, batch: Sequence[Prepared], before: int) -> list[Sent]:
-        """Add a batch to the stream, or to its delayed messages. Replies come in the order of the commands, so one
-        thread at a time waits for its own."""
-        with self._lock():
-            return self._added(stream, batch, before)
-
     def _lock(self) -> threading.Lock:
         return self._locks.get(os.getpid()) or self._locks.setdefault(os.getpid(), threading.Lock())
 
-    def _added(self, stream: str, batch: Sequence[Prepared], before: int) -> list[Sent]:
+    def _add(self, stream: str, batch: Sequence[Prepared], before: int) -> list[Sent]:
         is_limited = self._ticket_limit and stream == self._stream
         if not (self._dedup_s or is_limited):
             ids = self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])

@@ -371,10 +371,6 @@ def send_on_schedule(
     return last
 
 
-def medians(runs: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, float]:
-    return {name: statistics.median(run[name] for run in runs) for name in names}
-
-
 def measure_latency(
     rate: float, seconds: float, tickets: int, payload: int, consumers: int, no_aof: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -521,10 +517,8 @@ def report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str
     except BenchFailed as failed:
         click.echo(f"usher: {failed}", err=True)
         sys.exit(1)
-    document["machine"]["redis"] = document["runs"][0].pop("redis")
-    for later in document["runs"][1:]:
-        later.pop("redis")
-    document |= medians(document["runs"], tuple(headline))
+    document["machine"]["redis"], *_ = [one.pop("redis") for one in document["runs"]]
+    document |= {name: statistics.median(one[name] for one in document["runs"]) for name in headline}
     if as_json:
         click.echo(orjson.dumps(document))
         return

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import sys
 import time
 from collections import Counter, deque
@@ -25,7 +24,7 @@ from pydantic import Field
 from rich.text import Text
 
 from usher.common.base.backoff import backoff_s
-from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.clock import CHANCE, now_s, wall_ms
 from usher.common.base.durations import Number, option
 from usher.common.base.errors import MessageUndecodable, RedisTrouble, ReplyUnknown, StartRefused
 from usher.common.base.text import escape_control, pluralize
@@ -166,11 +165,6 @@ class Rehearsed(NamedTuple):
 
 def _display_ticket(ticket: bytes) -> str:
     return "" if ticket.startswith(b"\xff") else ticket.decode(errors="replace")
-
-
-def redrive_command(done: Sequence[Rehearsed]) -> str | None:
-    ids = [one.candidate.letter.id.decode() for one in done if one.now.is_taken and one.candidate.letter is not None]
-    return " ".join(["usher", "dead", "redrive", *ids]) if ids else None
 
 
 # ---- replay ----------------------------------------------------------------------------------------------------------
@@ -503,7 +497,6 @@ class Replay:
 
     def __post_init__(self) -> None:
         self._scripts = ScriptRunner(self.link)
-        self._rng = random.Random()
         self._queues: dict[bytes, deque[Candidate]] = {}
         self._running: dict[bytes, Candidate] = {}  # by the new id
 
@@ -554,7 +547,7 @@ class Replay:
             except ReplyUnknown:
                 if failures == _TRIES:
                     raise
-                time.sleep(backoff_s(failures, 0.1, 2.0, self._rng))
+                time.sleep(backoff_s(failures, 0.1, 2.0, CHANCE))
         raise AssertionError("not reached")
 
     def _look(self) -> int:
@@ -671,7 +664,7 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
                 sys.exit(_NOTHING_SAID)
         done: list[Rehearsed] = []
         code = _rehearse(finder, candidates, at, handler, settings, done)
-    _print_rehearsals(handler, done, len(candidates), redrive_command(done), as_json)
+    _print_rehearsals(handler, done, len(candidates), as_json)
     sys.exit(code)
 
 
@@ -797,7 +790,9 @@ def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallRes
     return process.run(one.piece(body))
 
 
-def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, command: str | None, as_json: bool) -> None:
+def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, as_json: bool) -> None:
+    ids = [one.candidate.letter.id.decode() for one in done if one.now.is_taken and one.candidate.letter is not None]
+    command = " ".join(["usher dead redrive", *ids]) if ids else None
     taken, runs = sum(one.now.is_taken for one in done), [one.candidate.run for one in done]
     merged = sum(run is not None and run.outcome == MERGED for run in runs)
     if as_json:
