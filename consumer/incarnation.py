@@ -41,12 +41,11 @@ from usher.consumer.handlers.loader import Handler, with_spans
 from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.isolation.process import ProcessSpec, Template
 from usher.consumer.isolation.worker import SuspectWorker, most_children
-from usher.consumer.lifecycle.heartbeat import Heartbeat, LeaseGuard, ProgressWatch
 from usher.consumer.lifecycle.journal import Journal
+from usher.consumer.lifecycle.lease import Heartbeat, LeaseGuard, Taken
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
 from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
-from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.policy.acks import linger
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.settings import ConsumerSettings, WorkSettings
@@ -291,9 +290,8 @@ class Incarnation:
         self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, slots)
         self._event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
         self.pool += self._suspect_workers(template)
-        self.progress = ProgressWatch(lambda: (self.executor.ended, lanes.running), self.executor.look)
-        watchdog = Watchdog(self.executor.running, ending, limit_s, self._event_loop)
-        self.watch: list[Service] = [watchdog] if limit_s else []
+        looks = lambda: (self.executor.ended, lanes.running), self.executor.look
+        self.watch = Watchdog(self.executor.running, ending, limit_s, self._event_loop, *looks)
         self._drain_steps = self.steps("drain")
         lease_ms = int(taken.lease_s * 1000)
         self._drain = Drain(self._drain_steps, lanes, self.reader, self.acker, lease_ms, self._deregister)
@@ -346,8 +344,7 @@ class Incarnation:
             self.reader,
             self.guard,
             *self.pool,
-            *self.watch,
-            self.progress,
+            self.watch,
             *self.bell.services,
             self.acker,
             self.reporter,

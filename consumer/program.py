@@ -33,9 +33,9 @@ from usher.consumer.incarnation import Incarnation, terms
 from usher.consumer.isolation.process import Template
 from usher.consumer.isolation.worker import most_children
 from usher.consumer.lifecycle.journal import Journal, read_journal
+from usher.consumer.lifecycle.lease import Registrar, Taken
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.process_ending import report_crash
-from usher.consumer.lifecycle.registrar import Registrar, Taken
 from usher.consumer.settings import WorkSettings
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class ConsumerProgram:
         if incarnation is None:
             why = registrar.trouble if registrar is not None else None
             return Health((f"not registered yet: {why or 'asking the masters'}",))
-        reasons, warnings = judge(incarnation.services, now_s()).reasons, incarnation.progress.warnings
+        reasons, warnings = judge(incarnation.services, now_s()).reasons, incarnation.watch.warnings
         return Health(reasons if incarnation.lease.holds() else (*reasons, "the lease has ended"), warnings)
 
     def facts(self) -> dict[str, Any]:

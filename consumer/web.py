@@ -159,7 +159,7 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     tickets, messages = lanes.load()
     yield gauge("running_handlers", "Handlers that run.", lanes.running)
     text = "Since a handler ended, while some run; 0 while none does. Long where they wait for something."
-    yield gauge("since_handler_ended_seconds", text, incarnation.progress.still_s)
+    yield gauge("since_handler_ended_seconds", text, incarnation.watch.still_s)
     yield gauge("owned_tickets", "Tickets that this consumer owns.", tickets)
     yield gauge("owned_messages", "Messages of owned tickets that are not done here.", messages)
     yield gauge("lease_left_seconds", "Time left of the lease; it is renewed every third of its life.", lease_left_s)

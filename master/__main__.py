@@ -41,7 +41,14 @@ def main(flags: dict[str, Any]) -> None:
     check_at_start(redis_url, {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
     log_doctor_findings(redis_url, Keys(settings.work_stream, settings.group))
     tls = server_tls(settings.tls_cert, settings.tls_key)
-    serve(lambda: MasterProgram(settings, redis_url), settings.bind, "master", graceful_s=10.0, tls=tls)
+    import usher.master.assembly.facing  # noqa: F401 - before the fork; `usher run` does without, and shares this module
+
+    def made() -> MasterProgram:
+        program = MasterProgram(settings, redis_url)
+        program.face()  # its consumers ask for their places at once, while it takes over
+        return program
+
+    serve(made, settings.bind, "master", graceful_s=10.0, tls=tls)
 
 
 def log_doctor_findings(redis_url: str, keys: Keys) -> None:

@@ -27,11 +27,9 @@ from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.live_overview import LiveOverview
-from usher.master.web.messages import message_routes
-from usher.master.web.operations import operation_routes
+from usher.master.web.operators import operator_routes
 from usher.master.web.pages.site import add_pages
 from usher.master.web.parts import Parts
-from usher.master.web.shelves import shelf_routes
 
 HTML = {"Accept": "text/html,*/*;q=0.8"}
 
@@ -65,7 +63,7 @@ def parts_of(
     """What operators look at and act with, all on one link."""
     facts: Any = {"work_ticket_field": "ticket_id", "ticket_field": "ticket_id", "by_stream": False, "sources": sources}
     settings = SimpleNamespace(**facts, shown_names=shown, lease_seconds=lease_ms / 1000)
-    overview = LiveOverview(link, keys, "ticket_id", lease_ms, lambda ticket: None)
+    overview = LiveOverview(link, keys, "ticket_id", lease_ms)
     diagnostics = SystemDiagnostics(link, keys, lease_ms, sources)
     return Parts(settings, link, keys, 10.0, overview=overview, diagnostics=diagnostics)
 
@@ -73,14 +71,15 @@ def parts_of(
 def api_of(link: Link, keys: Keys, shown: Sequence[str] = (), **tokens: Identity) -> Flask:
     """The routes for operators, and nothing else."""
     parts, app = parts_of(link, keys, shown), web.create_app("test", doorman(**tokens), 4096)
-    for routes in (shelf_routes, operation_routes, message_routes):
-        app.register_blueprint(routes(parts))
+    app.register_blueprint(operator_routes(parts))
     return app
 
 
 def acting(link: Link, keys: Keys, by: Any, **instead: Any) -> Any:
     """What verbs act with."""
-    return parts_of(link, keys).tools(by)._replace(**instead)
+    view = parts_of(link, keys).acting(by)
+    vars(view).update(instead)
+    return view
 
 
 class Site:
@@ -93,7 +92,7 @@ class Site:
         self.pulse, self.bulk = parts.overview, parts.bulk
         self.app: Flask = web.create_app("test", doorman(**tokens), 4096)
         add_pages(self.app, parts)
-        self.app.register_blueprint(message_routes(parts))
+        self.app.register_blueprint(operator_routes(parts))
         self.client = Client(self.app)
 
     def look(self) -> None:

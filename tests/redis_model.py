@@ -15,7 +15,7 @@ from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.leader.entries import NO_MARKS, NO_NEW_ENTRIES, NewEntries, PeekedEntry
-from usher.master.leader.leader_scripts import Freed, LossBook, ParkedPage, TakenPage
+from usher.master.leader.leader_scripts import LossBook, Page
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TicketPlan
 
@@ -24,6 +24,7 @@ HALTED = "halted"
 #: Somebody who took entries without being asked to, until the sweep finds them.
 STRANGER = "stranger"
 PAGE = 2
+Freed = tuple[list[bytes], list[tuple[bytes, bytes]]] | None
 
 
 @dataclass
@@ -199,7 +200,7 @@ class RedisModel:
         self.changed.append(ticket)
 
     def drop(self, ticket: bytes) -> None:
-        """drop_letters.lua for what a halted ticket waits for."""
+        """redrive.lua for what a halted ticket waits for."""
         record = self.index[ticket]
         assert record.owner == HALTED
         self.finish(record.ids[0])
@@ -357,15 +358,15 @@ class RedisModel:
         self.recalled += [(incarnation, ticket, int(fence)) for ticket, fence, _ in tickets]
         return True
 
-    def take_back(self, incarnation: str, count: int) -> TakenPage:
+    def take_back(self, incarnation: str, count: int) -> Page | None:
         """take_back.lua: one page."""
         if self.lives(incarnation):
-            return TakenPage(True, 0, [], [])
+            return None
         page = self.held_by(incarnation)[: min(count, PAGE)]
         found = [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
-        return TakenPage(False, len(page), found, [entry_id for entry_id in page if entry_id not in self.pending])
+        return Page(page[-1] if page else None, found, [one for one in page if one not in self.pending])
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed | None:
+    def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed:
         """free_tickets.lua: the tickets that somebody else has, and what of the freed ones is under master; None if it
         lives or has something."""
         if self.lives(incarnation) or self.held_by(incarnation):
@@ -379,17 +380,15 @@ class RedisModel:
                 del self.index[ticket]
             elif record is not None:
                 others.append(ticket)
-        return Freed(others, parked)
+        return (others, parked)
 
-    def parked_page(self, after: bytes | None, count: int) -> ParkedPage:
+    def parked_page(self, after: bytes | None, count: int) -> Page:
         """read_parked.lua: one page."""
         page = [entry_id for entry_id in self.held_by(MASTER) if after is None or rank(entry_id) > rank(after)][
             : min(count, PAGE)
         ]
         found = [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
-        return ParkedPage(
-            page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending]
-        )
+        return Page(page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending])
 
     def read_parked(self) -> list[tuple[bytes, bytes]]:
         """read_parked.lua, all pages at once."""

@@ -66,7 +66,7 @@ def test_a_use_of_a_room_above_is_found(path: str, text: str) -> None:
 
 def test_a_use_of_a_room_below_is_none() -> None:
     text = "import usher\nfrom usher.common.base import clock\nfrom usher.master.policy import trim\nfrom . import lag"
-    known = [_source("", path) for path in ("common/base/clock.py", "master/policy/trim.py", "master/insight/lag.py")]
+    known = [_source("", path) for path in ("common/base/clock.py", "master/policy/trim.py", "master/insight/stats.py")]
     assert not rules.upward([*known, _source(text, "master/insight/x.py")])
 
 

@@ -65,10 +65,10 @@ PARTS: dict[str, dict[str, tuple[str, str]]] = {
     "Look": {
         "status": ("master.cli.status:status", "Show consumers, tickets in processing, lag and rates."),
         "tickets": ("master.cli.tickets:tickets", "Look at tickets in processing; explain, retry, give up."),
-        "find": ("master.cli.log:find", "Find unfinished and dead messages by a field: kind=paid."),
+        "find": ("master.cli.status:find", "Find unfinished and dead messages by a field: kind=paid."),
         "stuck": ("master.cli.tickets:stuck", "Show tickets that are stuck or fail, and why, in groups."),
         "consumers": ("master.cli.rules:consumers", "Look at the registered consumers; drain and resume them."),
-        "log": ("master.cli.log:log", "Browse the stream by id or time."),
+        "log": ("master.cli.status:log", "Browse the stream by id or time."),
         "rules": ("master.cli.rules:rules", "Show the rules that hold now, and lift them."),
         "actions": ("master.cli.rules:actions", "Show what operators did, and why."),
     },
@@ -78,7 +78,7 @@ PARTS: dict[str, dict[str, tuple[str, str]]] = {
         "slow": ("master.cli.rules:slow", "Slow a ticket, a pattern, or everything down."),
         "limit": ("master.cli.rules:limit", "Bound what waits of a ticket; the rest are dead letters."),
         "resume": ("master.cli.rules:resume", "Let what was paused or slowed go on."),
-        "trim": ("master.cli.trim:trim", "Cut what no reader of the stream needs; shows it first."),
+        "trim": ("master.cli.status:trim", "Cut what no reader of the stream needs; shows it first."),
     },
     "Check": {
         "doctor": ("common.cli.doctor:doctor", "Check Redis and what its set-up means for the promise."),

@@ -22,11 +22,9 @@ from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.messages.fields import FIELDS_S
 from usher.master.web.api import REGISTER_BODY
-from usher.master.web.messages import message_routes
-from usher.master.web.operations import operation_routes
+from usher.master.web.operators import operator_routes
 from usher.master.web.pages.site import add_pages
 from usher.master.web.parts import Parts
-from usher.master.web.shelves import shelf_routes
 
 __all__ = ["page"]
 
@@ -55,12 +53,11 @@ def page(people: People, others: Mapping[str, str] = MappingProxyType({}), **set
     url, keys = resolve_redis_url(given), Keys(given.work_stream, given.group)
     lease_ms, field = int(given.lease_seconds * 1000), given.work_ticket_field
     reads = SharedLink(url, "page:reads")
-    overview = LiveOverview(Link(url, "page:pulse"), keys, field, lease_ms, lambda ticket: None)
+    overview = LiveOverview(Link(url, "page:pulse"), keys, field, lease_ms)
     diagnostics = SystemDiagnostics(reads, keys, lease_ms, given.sources)
     parts = Parts(given, reads, keys, FIELDS_S, overview=overview, diagnostics=diagnostics)
     app, starting = web.create_app(__name__, _Guests(people), REGISTER_BODY), threading.Lock()
-    for routes in (shelf_routes, operation_routes, message_routes):
-        app.register_blueprint(routes(parts))
+    app.register_blueprint(operator_routes(parts))
     add_pages(app, parts)
     app.jinja_env.globals["others"] = dict(others)
     services = [overview, parts.bulk]

@@ -205,9 +205,9 @@ _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "der
 _MASTER = _words(
     "begin reject note_cut take_back free_tickets sweep save_position recount_letters count_letters "
     "note_behind note_chart drain deregister forget_attempts elect resign "
-    "next_generation register redrive drop_letters read_letters trim change_rules "
+    "next_generation register redrive read_letters trim change_rules "
     "order find_entries send read_fields "
-    "due_delayed send_delayed move_delayed drop_delayed read_delayed"
+    "due_delayed send_delayed move_delayed read_delayed"
 )
 _AUDITOR = ("find_entries", "look_again", "read_fields", "read_letters")
 _GATHERING = ("gather", "look_at_sources")

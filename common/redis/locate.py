@@ -9,13 +9,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, StartRefused
-from usher.common.base.extras import Late
 from usher.common.base.log import event
 from usher.common.redis.client import AUTH, REFUSED, Link, check_reachable
 from usher.common.redis.endpoints import CLUSTER, mode, near
@@ -38,7 +37,6 @@ def write_private(path: Path, text: str) -> None:
 
 
 log = logging.getLogger(__name__)
-psutil: Any = Late("psutil")
 
 #: Round trips that a lease must outlast. Its first renewal goes over a new connection (TCP, TLS, password, name, two
 #: questions about the server) and sends its script twice.
@@ -72,7 +70,7 @@ def find_local_instance(state_folder: Path) -> LocalInstance | None:
         up = _UP.validate_json((state_folder / "up.json").read_bytes())
     except (OSError, ValueError):
         return None
-    return up if psutil.pid_exists(up.pid) else None
+    return up if Path(f"/proc/{up.pid}").exists() else None
 
 
 def resolve_redis_url(settings: CommonSettings) -> str:

@@ -306,14 +306,12 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
 
 
 def _outside(cls: Any, environ: Mapping[str, str]) -> dict[str, Any]:
-    from pydantic_settings import EnvSettingsSource, SecretsSettingsSource
-
-    variables = EnvSettingsSource(cls, case_sensitive=False, env_prefix=PREFIX)
-    variables.env_vars = {name.lower(): value for name, value in environ.items() if value}
+    names = {name_of(field).lower(): field for field in cls.model_fields}
     folder = Path(environ.get("CREDENTIALS_DIRECTORY") or "/run/secrets")
-    if not folder.is_dir():
-        return variables()
-    return SecretsSettingsSource(cls, secrets_dir=folder, case_sensitive=False, env_prefix=PREFIX)() | variables()
+    files = {one.name.lower(): one for one in folder.iterdir() if one.is_file()} if folder.is_dir() else {}
+    told = {name: files[name].read_text().strip() for name in names if name in files}
+    told |= {name.lower(): value for name, value in environ.items() if value}
+    return {field: told[name] for name, field in names.items() if name in told}
 
 
 def _describe_setting_error(error: Any) -> str:

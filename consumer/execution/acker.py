@@ -33,7 +33,7 @@ from usher.consumer.execution.outages import Outages
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.message import Message, Told, answers_of
 from usher.consumer.lifecycle.owner_scripts import GO_ON, Buried, GiveBack, Letter, OwnerScripts
-from usher.consumer.policy.acks import AckLedger, FailedAttempt
+from usher.consumer.policy.acks import FailedAttempt
 from usher.consumer.policy.outcome import CLEARED_OUT, OPERATOR, Bury
 
 #: The waiting time is taken from the first execution of a batch, and from every so many-th after it.
@@ -117,8 +117,9 @@ class Acker(Service):
         self._flushed_s = -math.inf
         self._run_log_length = run_log_length
         self._on_lost = on_lost
-        self._ledger = AckLedger(BATCH)
-        self._finished = self._ledger.finished
+        self._finished: deque[Message] = deque()  # append and popleft of a deque are atomic
+        self._under_way = 0  # how many of them, from the first one, the last call had, whose answer is not known
+        self._absorbed: dict[bytes, Sequence[Message]] = {}  # what runs ended beside their message, by its id
         self._failed: deque[FailedAttempt] = deque()
         self._noting: list[FailedAttempt] = []  # only this thread: the failures that are under way
         self.unnoted: set[bytes] = set()  # messages whose last failure Redis does not know yet
@@ -147,7 +148,7 @@ class Acker(Service):
     def absorbed(self, item: Message, absorbed: Sequence[Message]) -> None:
         """Take those that ended with ``item``, in order, before that itself is taken."""
         self._asked.update([one.stream_id for one in absorbed if one.is_asked])
-        self._ledger.absorbed[item.stream_id] = absorbed
+        self._absorbed[item.stream_id] = absorbed
 
     def finished(self, item: Message, here: bool = False) -> None:
         """Take a success. ``here``: this thread may wait for Redis, and takes a lane next."""
@@ -279,8 +280,8 @@ class Acker(Service):
     def is_settled(self) -> bool:
         """Return whether nothing but dead letters and tickets to be given back waits to be written: their lanes are
         held or gone, and no other ticket is concerned."""
-        is_empty = not (len(self._ledger) or self._failed or self._noting or self._parts)
-        return is_empty and not self._writing  # in this order: a batch leaves the ledger only after _writing is set
+        is_empty = not (self._finished or self._failed or self._noting or self._parts)
+        return is_empty and not self._writing
 
     # ---- this thread -------------------------------------------------------------------------------------------------
 
@@ -321,7 +322,7 @@ class Acker(Service):
         """Wait a moment for more to finish, so that a batch is worth its call. After a quiet time do not wait."""
         self._lingering = True
         left_s = self._flushed_s + self._linger_s - now_s()
-        if left_s > 0 and len(self._ledger) < self._enough and not self._given_up:
+        if left_s > 0 and len(self._finished) < self._enough and not self._given_up:
             self._write_now.wait(left_s)
         self._lingering = False
         self._write_now.clear()  # everything that set it before now is written now
@@ -339,7 +340,7 @@ class Acker(Service):
         lanes, tickets to be given back and dead letters. Leave what comes meanwhile to the next turn: handlers that ask
         to be called again at once always bring one more failure."""
         letters, given_back = len(self._given_up), len(self._to_give_back) if self._gathering_s() <= 0 else 0
-        finished = len(self._ledger)  # before the failures are counted: they include those of finished messages
+        finished = len(self._finished)  # before the failures are counted: they include those of finished messages
         for _ in range(bool(self._noting) + -(-len(self._failed) // BATCH)):
             self._note_failures()
         for _ in range(-(-len(self._parts) // _PARTS)):  # those of what has finished by then; more may always come
@@ -347,9 +348,8 @@ class Acker(Service):
             self._steps.ack((), answers=parts)
             for _ in parts:
                 self._parts.popleft()
-        while finished > 0 and (batch := self._ledger.next_batch(self._fitting(finished))):
-            self._acknowledge(batch)
-            finished -= self._ledger.taken
+        while finished > 0 and self._finished:
+            finished -= self._acknowledge(self._under_way or self._fitting(finished))
         if self._is_here:  # what else there is may take long, and the lanes that go on wait for this thread
             return
         refused = self._give_back(min(given_back, 4 * _GIVE_BACKS))
@@ -392,19 +392,41 @@ class Acker(Service):
         """Return how many of those that finished one call takes: their answers may be large."""
         size = 0
         for number, one in enumerate([*islice(self._finished, BATCH)] if self._asked else (), 1):
-            for each in (one, *self._ledger.absorbed.get(one.stream_id, ())):
+            for each in (one, *self._absorbed.get(one.stream_id, ())):
                 size += sum(map(len, getattr(each, "answer", None) or ()))
             if size > _LETTER_BYTES:
                 return min(most, number)
         return most
 
-    def _acknowledge(self, batch: list[Message]) -> None:
-        into = self._ledger.into
+    def _next_batch(self, most: int) -> tuple[list[Message], dict[bytes, bytes]]:
+        """Return the first messages that have finished, up to ``most``, with what they absorbed; and the id of the run
+        by that of what it absorbed. Per ticket they are a prefix in id order: lanes finish in order."""
+        runs, into = [*islice(self._finished, most)], dict[bytes, bytes]()
+        self._under_way = len(runs)
+        if not self._absorbed:
+            return runs, into
+        batch, self._under_way = list[Message](), 0
+        for run in runs:
+            if len(batch) < BATCH:  # a script has no room for many more
+                others = self._absorbed.get(run.stream_id, ())
+                into |= {one.stream_id: run.stream_id for one in others}
+                batch += (run, *others)
+                self._under_way += 1
+        return batch, into
+
+    def _acknowledge(self, most: int) -> int:
+        """Acknowledge up to ``most`` of those that have finished, and return how many. If the answer is lost, the next
+        call has the same ones."""
+        is_again = self._under_way > 0
+        batch, into = self._next_batch(min(BATCH, most))
         record = encode(self._incarnation, batch, by=self.ran, into=into) if self._run_log_length else b""
         ids = [item.stream_id for item in batch]
         answers = answers_of(item for item in batch if item.stream_id in self._asked) if self._asked else ()
-        self._steps.ack(ids, record, self._run_log_length, self._ledger.is_again, answers)
-        self._ledger.settle()
+        self._steps.ack(ids, record, self._run_log_length, is_again, answers)
+        taken, self._under_way = self._under_way, 0
+        over = [self._finished.popleft() for _ in range(taken)]
+        for run in over if self._absorbed else ():
+            self._absorbed.pop(run.stream_id, None)
         self._asked.difference_update(ids if self._asked else ())
         self.counts.done([item for item in batch if item.stream_id not in into] if into else batch, len(into))
         with self._lanes.lock:
@@ -421,6 +443,7 @@ class Acker(Service):
             else:
                 known[2].append(item.stream_id)
         self._reporter.add(done.values())
+        return taken
 
     def _give_back(self, left: int) -> CommandRefused | None:
         """Give tickets back, and return the refusal if Redis does not accept that: it must not hold up dead letters.

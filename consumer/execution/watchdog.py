@@ -18,12 +18,12 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from usher.common.base.clock import run_us
+from usher.common.base.clock import now_s, run_us
 from usher.common.base.log import event
 from usher.common.protocol.attempts import RAN_PAST
 from usher.common.runtime.service import Service
@@ -83,11 +83,16 @@ _MOST_NAMED = 20
 _TURNS_WITHIN_S = 0.2
 #: A turn that comes later than this was kept from coming.
 _LATE_S = 1.0
+#: No handler ended for so long: that is worth a word, unless it is usual here (so many times the longest pause that
+#: ended by itself is not). It is told again at twice the time.
+LONG_S, _UNUSUAL = 60.0, 3
 
 
 class Watchdog(Service):
-    """The service that looks for hanging handlers. ``running``: the messages whose handlers have started and not ended,
-    by whatever; ``event_loop``: that on which they run; None if they have threads."""
+    """The service that looks at the handlers from outside: which ones hang, if there is a limit, and whether any ends.
+    ``running``: the messages whose handlers have started and not ended, by whatever; ``event_loop``: that on which they
+    run; None if they have threads. ``handlers``: how many have ended so far, and how many run. ``look``: what else is
+    looked at, every second at least."""
 
     name = "watch"
 
@@ -97,17 +102,53 @@ class Watchdog(Service):
         ending: ProcessEnding,
         limit_s: float,
         event_loop: AsyncPool | None = None,
+        handlers: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        look: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__()
+        self._handlers, self._look = handlers, look
+        self._ended, self._since_s = 0, now_s()
+        self._usual_s = self._told_s = 0.0
+        self.still_s = 0.0  # for how long no handler has ended, while some ran
         self.event_loop = event_loop
         self._silent_s = 0.0
         self._limit_s = limit_s
         self._due_s = math.inf
         self._running = running
-        self._every_s = min(1.0, max(0.02, limit_s / 10))
+        self._every_s = min(1.0, max(0.02, limit_s / 10)) if limit_s else 1.0
         self._ending = ending
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        if not self._is_unusual:
+            return ()
+        return (f"no handler has ended for {self.still_s:.0f} s; {self._handlers()[1]} run",)
+
+    @property
+    def _is_unusual(self) -> bool:
+        return self.still_s >= max(LONG_S, _UNUSUAL * self._usual_s)
+
     def run_once(self) -> float:
+        if self._limit_s:
+            self._watch_limit()
+        self._watch_progress()
+        self._look()
+        return self._every_s
+
+    def _watch_progress(self) -> None:
+        (ended, running), now = self._handlers(), now_s()
+        if ended != self._ended:
+            self._usual_s = max(self._usual_s, self.still_s)
+        if ended != self._ended or not running:
+            self._ended, self._since_s, self._told_s = ended, now, 0.0
+        self.still_s = now - self._since_s
+        if self._is_unusual and self.still_s >= 2 * self._told_s:
+            self._told_s = self.still_s
+            way_out = "see what they wait for (py-spy dump, usher tickets explain); USHER_HANDLER_SECONDS bounds it"
+            for_s = round(self.still_s)
+            event(log, "handlers_stand_still", level=logging.WARNING, for_s=for_s, running=running, way_out=way_out)
+
+    def _watch_limit(self) -> None:
         now = time.monotonic()
         silent_s = self.event_loop.silent_s() if self.event_loop is not None else 0.0
         lost_s = max(now - self._due_s, 0.0 if silent_s else self._silent_s)
@@ -122,7 +163,6 @@ class Watchdog(Service):
             hung = [one for one in hung if not keeping or one in keeping] if silent_s > _TURNS_WITHIN_S else []
         if hung:
             self._end(hung)
-        return self._every_s
 
     def _give_back(self, lost_s: float) -> None:
         """Move deadlines by the time that was lost; none further than as long again as a handler may run, since one of

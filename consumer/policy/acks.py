@@ -1,14 +1,9 @@
-"""Batches of acknowledgements. Pure.
-
-Per ticket the acknowledged ids are always a prefix in id order: lanes finish in order, and this ledger keeps that
-order. One batch is under way at a time; a batch whose reply was lost goes again, unchanged, before anything later.
-"""
+"""Executions that ended, on their way to Redis; and for how long they wait for more. Pure."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import NotedError
@@ -52,43 +47,3 @@ class FailedAttempt(NamedTuple):
     outcome: str
     attempts: Attempts
     error: NotedError | None = None
-
-
-class AckLedger:
-    """Finished messages on their way to Redis. Many threads may append to ``finished``; ``next_batch`` and ``settle``
-    are called from one. ``is_again``: the batch under way was asked for before; ``taken``: how many of ``finished`` it
-    has. ``absorbed``: what runs ended beside their message, by its id; ``into``: the id of the run by that of what it
-    absorbed, in this batch. They are acknowledged together."""
-
-    def __init__(self, most: int) -> None:
-        self.finished: deque[Any] = deque()  # append and popleft of a deque are atomic
-        self.is_again = False
-        self._most = most
-        self._under_way: list[Any] = []
-        self.taken = 0
-        self.absorbed: dict[bytes, Sequence[Any]] = {}
-        self.into: dict[bytes, bytes] = {}
-
-    def __len__(self) -> int:
-        return len(self.finished) + (self.taken if self._under_way else 0)
-
-    def next_batch(self, most: int | None = None) -> list[Any]:
-        """Return the batch that is under way, or a new one of up to ``most`` messages; empty when there is nothing."""
-        self.is_again = bool(self._under_way)
-        if not self.is_again:
-            limit, take = self._most if most is None else min(self._most, most), self.finished.popleft
-            self.taken = min(limit, len(self.finished))
-            self.into = {}
-            if not self.absorbed:
-                self._under_way = [take() for _ in range(self.taken)]
-            else:
-                limit, self.taken = self.taken, 0
-                while self.taken < limit and len(self._under_way) < self._most:  # a script has no room for many more
-                    run, self.taken = take(), self.taken + 1
-                    others = self.absorbed.pop(run.stream_id, ())
-                    self.into |= {one.stream_id: run.stream_id for one in others}
-                    self._under_way += (run, *others)
-        return self._under_way
-
-    def settle(self) -> None:
-        self._under_way = []

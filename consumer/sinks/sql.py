@@ -67,15 +67,27 @@ _SAVEPOINT = "usher_rehearsal"
 _NO_SUCH_SAVEPOINT = "3B001"
 
 
-class SinkTables:
-    """The tables of all sinks of one database schema; ``name`` tells the sinks apart. The methods run in the caller's
-    transaction."""
+WEEK_S = 7 * 86_400.0
+#: Old rows are looked for once in so many transactions of a process, and at most so many are removed then: more than
+#: were added meanwhile.
+PRUNE_EVERY = 500
+PRUNE_AT_ONCE = 1000
 
-    def __init__(self, dialect: str, name: str) -> None:
-        if dialect not in ("postgresql", "sqlite"):
-            raise SinkMisused(f"SqlSink works on PostgreSQL and SQLite; this engine is for {dialect}")
-        self._is_postgres = dialect == "postgresql"
-        self._name = name
+M = TypeVar("M", bound=Marked)
+
+
+class BaseSink:
+    """Base of the sinks for plain and for ``async def`` handlers. All of one database schema share its tables; ``name``
+    tells them apart. What takes a connection runs in the caller's transaction."""
+
+    def __init__(self, dialect: sa.Dialect, name: str, keep_s: float) -> None:
+        if dialect.name not in ("postgresql", "sqlite"):
+            raise SinkMisused(f"SqlSink works on PostgreSQL and SQLite; this engine is for {dialect.name}")
+        if not abs(keep_s) < 1e12:
+            raise SinkMisused(f"keep_s is a number of seconds (it is {keep_s})")
+        self._dialect, self._is_postgres = dialect, dialect.name == "postgresql"
+        self._name, self._keep_s = name, keep_s
+        self._turns, self._checked = itertools.count(1), False
         self.metadata = sa.MetaData()
         number = sa.BigInteger
         self._fences = self._table("usher_fences", sa.Column("fence", number, nullable=False))
@@ -122,9 +134,8 @@ class SinkTables:
             # These two statements only wait, for a zombie or for a slow disk: that is not the message's fault.
             raise SinkNotNow(f"before the handler was called: {driver_message(error)}", _CANCELED_S) from error
 
-    def enter(self, connection: sa.Connection, message: Marked, is_checked: bool) -> bool:
-        """Begin the sink's transaction; return True when the effect may follow. ``is_checked``: a transaction of this
-        engine was checked before.
+    def _enter(self, connection: sa.Connection, message: Marked) -> bool:
+        """Begin the sink's transaction; return True when the effect may follow.
 
         A rehearsal looks at no fence and no uid, so that stored messages can be rehearsed. It changes no row, but
         writes: SQLite begins its transaction only with a write, and a CREATE TABLE before it would stay. Missing tables
@@ -136,16 +147,17 @@ class SinkTables:
             connection.execute(sa.delete(self._fences).where(sa.false()))
             connection.execute(sa.delete(self._uids).where(sa.false()))
         is_new = rehearses or self._admit(connection, message)
-        if not is_checked and is_autocommit(connection):
+        if not self._checked and is_autocommit(connection):
             raise SinkMisused(
                 "the engine is in AUTOCOMMIT mode, in which fencing token, uid and effect are three transactions; leave"
                 " isolation_level out"
             )
+        self._checked = True
         if rehearses:
             connection.execute(sa.text(f"SAVEPOINT {_SAVEPOINT}"))
         return is_new
 
-    def leave(self, connection: sa.Connection, message: Marked, is_active: bool) -> bool:
+    def _leave(self, connection: sa.Connection, message: Marked, is_active: bool) -> bool:
         """Check the transaction after the effect; return True when it must be rolled back now, as that of a
         rehearsal."""
         if not is_active:
@@ -187,26 +199,25 @@ class SinkTables:
                 " any more; let the error out, or use `with session.begin_nested()` around what may fail"
             )
 
-    def create(self, connection: sa.Connection) -> None:
+    def _create(self, connection: sa.Connection) -> None:
         if self._is_postgres:
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
         for statement in self._creation():
             connection.execute(statement)
 
-    def ddl(self, dialect: sa.Dialect) -> str:
-        return "".join(f"{str(statement.compile(dialect=dialect)).strip()};\n" for statement in self._creation())
+    def ddl(self) -> str:
+        return "".join(f"{str(one.compile(dialect=self._dialect)).strip()};\n" for one in self._creation())
 
     def _creation(self) -> list[Any]:
         tables = self.metadata.sorted_tables
         made: list[Any] = [sa.schema.CreateTable(table, if_not_exists=True) for table in tables]
         return made + [sa.schema.CreateIndex(index, if_not_exists=True) for table in tables for index in table.indexes]
 
-    def prune(self, connection: sa.Connection, keep_s: float, at_once: int) -> int:
-        """Remove at most ``at_once`` rows of each table that are older than ``keep_s`` seconds. Return how many."""
+    def _prune(self, connection: sa.Connection, at_once: int) -> int:
         removed = 0
         for table in (self._fences, self._uids):
             is_ours = table.c.sink == self._name
-            too_old = table.c.at_s < self._now - int(keep_s)
+            too_old = table.c.at_s < self._now - int(self._keep_s)
             keys = sa.tuple_(*table.primary_key.columns)
             # Locked rows are skipped: a ticket that comes back at this moment keeps its fence.
             picked = sa.select(*table.primary_key.columns).where(is_ours, too_old).order_by(table.c.at_s).limit(at_once)
@@ -214,6 +225,14 @@ class SinkTables:
                 sa.delete(table).where(keys.in_(picked.with_for_update(skip_locked=True)))
             ).rowcount
         return removed
+
+    @contextlib.contextmanager
+    def _pruning(self) -> Iterator[None]:
+        """Only log an error of the pruning: the effect is stored, so the message must not fail any more."""
+        try:
+            yield
+        except Exception as problem:
+            event(log, "sink_prune_failed", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
 
 
 def storable(text: str) -> str:
@@ -232,40 +251,6 @@ _SHORT = "53"
 #: Contention is over in a moment; for a server that is away the consumer finds a pause (consumer/execution/outages.py).
 _CONTENTION_S, _AWAY_S = (0.02, 0.2), (0.5, 2.0)
 _RNG = random.Random()  # not the shared one: a handler may seed that, and all processes would ask in step
-
-
-WEEK_S = 7 * 86_400.0
-#: Old rows are looked for once in so many transactions of a process, and at most so many are removed then: more than
-#: were added meanwhile.
-PRUNE_EVERY = 500
-PRUNE_AT_ONCE = 1000
-
-M = TypeVar("M", bound=Marked)
-
-
-class BaseSink:
-    """Base of the sinks for plain and for ``async def`` handlers."""
-
-    def __init__(self, dialect: str, name: str, keep_s: float) -> None:
-        self._tables = SinkTables(dialect, name)
-        if not abs(keep_s) < 1e12:
-            raise SinkMisused(f"keep_s is a number of seconds (it is {keep_s})")
-        self._keep_s = keep_s
-        self._turns = itertools.count(1)
-        self._checked = False
-
-    def _enter(self, connection: sa.Connection, message: Marked) -> bool:
-        is_new = self._tables.enter(connection, message, self._checked)
-        self._checked = True
-        return is_new
-
-    @contextlib.contextmanager
-    def _pruning(self) -> Iterator[None]:
-        """Only log an error of the pruning: the effect is stored, so the message must not fail any more."""
-        try:
-            yield
-        except Exception as problem:
-            event(log, "sink_prune_failed", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
 
 
 class SqlSink(BaseSink):
@@ -293,20 +278,13 @@ class SqlSink(BaseSink):
                 " usher.consumer.sinks.sql_async.AsyncSqlSink"
             )
         self.engine = engine
-        super().__init__(engine.dialect.name, name, keep_s)
-
-    @property
-    def metadata(self) -> sa.MetaData:
-        return self._tables.metadata
+        super().__init__(engine.dialect, name, keep_s)
 
     def create_tables(self) -> None:
         """Create the sink's tables where they are missing; safe in many processes at once. Later versions only add
         columns with a default."""
         with plain_errors(), self.engine.begin() as connection:
-            self._tables.create(connection)
-
-    def ddl(self) -> str:
-        return self._tables.ddl(self.engine.dialect)
+            self._create(connection)
 
     @contextlib.contextmanager
     def transaction(self, message: Marked) -> Iterator[sa.orm.Session]:
@@ -346,7 +324,7 @@ class SqlSink(BaseSink):
         """Remove up to ``at_once`` rows of each table that need not be kept, and return how many. The sink calls it by
         itself now and then."""
         with plain_errors(), self.engine.begin() as connection:
-            return self._tables.prune(connection, self._keep_s, at_once)
+            return self._prune(connection, at_once)
 
     @contextlib.contextmanager
     def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
@@ -360,7 +338,7 @@ class SqlSink(BaseSink):
                     with ForkGuard():  # forked children would commit, or roll back, on our connection
                         yield session
                     session.commit()
-                if self._tables.leave(connection, message, transaction.is_active):
+                if self._leave(connection, message, transaction.is_active):
                     transaction.rollback()
                     return
         if next(self._turns) % PRUNE_EVERY == 0:

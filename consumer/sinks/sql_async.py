@@ -36,13 +36,13 @@ class AsyncSqlSink(BaseSink):
                 " usher.consumer.sinks.sql.SqlSink"
             )
         self.engine = engine
-        super().__init__(engine.dialect.name, name, keep_s)
+        super().__init__(engine.dialect, name, keep_s)
 
     async def create_tables(self) -> None:
         """Create the sink's tables where they are missing; safe in many processes at once."""
         with plain_errors():
             async with self.engine.begin() as connection:
-                await connection.run_sync(self._tables.create)
+                await connection.run_sync(self._create)
 
     def exactly_once(self, handle: Callable[[M, AsyncSession], Awaitable[Any]]) -> Callable[[M], Awaitable[None]]:
         """Make ``async def handle(message, session)`` a handler of one argument, never called for a repeat. A
@@ -73,10 +73,10 @@ class AsyncSqlSink(BaseSink):
                         with ForkGuard():  # forked children would commit, or roll back, on our connection
                             yield session
                         await session.commit()
-                    if await connection.run_sync(self._tables.leave, message, transaction.is_active):
+                    if await connection.run_sync(self._leave, message, transaction.is_active):
                         await transaction.rollback()
                         return
         if next(self._turns) % PRUNE_EVERY == 0:
             with self._pruning():
                 async with self.engine.begin() as connection:
-                    await connection.run_sync(self._tables.prune, self._keep_s, PRUNE_AT_ONCE)
+                    await connection.run_sync(self._prune, PRUNE_AT_ONCE)

@@ -43,13 +43,14 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.consumer.isolation.process import NOT_RUN, CallResult, HandlerProcess, Piece, ProcessSpec
-from usher.master.cli.log import place
-from usher.master.cli.shared import CommandContext, caller, configured, console, print_json, table, why_option
+from usher.master.cli.shared import caller, configured, console, print_json, table, why_option
+from usher.master.cli.status import place
 from usher.master.cli.verbs import asks
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.letters import DeadLetter, LetterFilter, also_for
 from usher.master.verbs.verbs import LetterAsk
+from usher.master.verbs.view import View
 
 #: Reasons of letters whose message no handler was ever given, nor would be if it were redriven.
 _FOR_NOBODY = frozenset({"no_ticket_id", "empty_ticket_id", "ticket_id_too_long", "ticket_id_not_utf8"})
@@ -685,7 +686,7 @@ def _wanted_letters(given: dict[str, Any]) -> LetterFilter | None:
 
 
 def _searched(
-    at: CommandContext, settings: RehearseSettings, search: Callable[[Candidates], list[Candidate]]
+    at: View, settings: RehearseSettings, search: Callable[[Candidates], list[Candidate]]
 ) -> tuple[Candidates, list[Candidate]]:
     with StopRequest() as stop, progress(is_counted=False) as show:
 
@@ -700,9 +701,7 @@ def _searched(
             sys.exit(stop.exit_code)
 
 
-def _found(
-    finder: Candidates, given: dict[str, Any], wanted: LetterFilter | None, at: CommandContext
-) -> list[Candidate]:
+def _found(finder: Candidates, given: dict[str, Any], wanted: LetterFilter | None, at: View) -> list[Candidate]:
     """Find the selected messages, in the order of the stream. Raises StartRefused when a named one does not exist, or
     none matches."""
     most = given["last"] or _LAST
@@ -746,7 +745,7 @@ def _tell_notes(notes: Sequence[str]) -> None:
 def _rehearse(
     finder: Candidates,
     candidates: Sequence[Candidate],
-    at: CommandContext,
+    at: View,
     handler: str,
     settings: RehearseSettings,
     done: list[Rehearsed],
@@ -909,7 +908,7 @@ def _wanted(given: dict[str, Any]) -> Wanted:
     return Wanted(first, last if b"-" in last else last + b"-" + _LATEST, ticket, tuple(where))
 
 
-def _chosen(finder: Candidates, at: CommandContext, wanted: Wanted, given: dict[str, Any]) -> list[Candidate]:
+def _chosen(finder: Candidates, at: View, wanted: Wanted, given: dict[str, Any]) -> list[Candidate]:
     if given["archive"] is None:
         return finder.chosen(wanted, given["most"])
     from usher.master.audit.archive import data_sets, locked  # pyarrow is an extra
@@ -945,7 +944,7 @@ def _tell_preview(over: Sequence[Candidate], left_out: int, others: list[str]) -
 
 
 def _added_again(
-    finder: Candidates, over: Sequence[Candidate], at: CommandContext, wanted: Wanted, by: By, given: dict[str, Any]
+    finder: Candidates, over: Sequence[Candidate], at: View, wanted: Wanted, by: By, given: dict[str, Any]
 ) -> tuple[list[Replayed], int]:
     name = given["name"] or f"replay-{wall_ms()}"
     click.echo(f"this replay is called {name}; --name {name} goes on with it", err=True)

@@ -38,8 +38,8 @@ from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.incarnation import Incarnation
 from usher.consumer.isolation.process import Template
 from usher.consumer.lifecycle.journal import Journal
+from usher.consumer.lifecycle.lease import Taken
 from usher.consumer.lifecycle.master_client import MasterClient
-from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.policy.acks import FailedAttempt
 from usher.consumer.settings import ConsumerSettings
 from usher.master.dispatch.dispatcher import Dispatcher
@@ -125,7 +125,7 @@ class _KitAcker(Acker):
 
     def finished(self, item: Message, here: bool = False) -> None:
         self.note(item.ticket, item.stream_id, item.attempt, DONE)
-        for one in self._ledger.absorbed.get(item.stream_id, ()):
+        for one in self._absorbed.get(item.stream_id, ()):
             self.note(one.ticket, one.stream_id, one.attempt, MERGED)
         super().finished(item, here)
 

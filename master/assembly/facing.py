@@ -41,11 +41,9 @@ from usher.master.policy.rates import BacklogLimits
 from usher.master.settings import MasterSettings
 from usher.master.verbs.documents import Lag
 from usher.master.web.api import REGISTER_BODY, routes
-from usher.master.web.messages import message_routes
-from usher.master.web.operations import operation_routes
+from usher.master.web.operators import operator_routes
 from usher.master.web.pages.site import add_pages
 from usher.master.web.parts import Desk, IncarnationFenced, NotLeader, Parts
-from usher.master.web.shelves import shelf_routes
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +85,7 @@ class HttpServices:
             waiting, by_tenant = (lambda: parts.stats.read()["unfinished"]), leading.dispatcher.waiting_by_tenant
             self.services.append(BacklogWatch(link("backlog"), keys, lead, limits, waiting, by_tenant))
         metrics.add(MasterMetrics(parts.stats, all_services, leading.dispatcher, leading.health))
-        metrics.add(AuditMetrics(parts.status.audit, parts.status.proven_until_ms))
+        metrics.add(AuditMetrics(parts.status.proofs))
         membership = Membership(self._kept(link("register")), keys, place.lease_ms)
         window, look_now = TICKET_WINDOW, leading.roster.wake
         desk = Desk(membership, parts.status, leading.dispatcher, lead, all_services, window, look_now, self._feed)
@@ -133,9 +131,7 @@ def create_app(
     app = web.create_app(__name__, doorman, REGISTER_BODY, hosts)
     app.register_blueprint(routes(desk, health_hosts, parts.fields if parts is not None else None))
     if parts is not None:
-        app.register_blueprint(shelf_routes(parts))
-        app.register_blueprint(operation_routes(parts))
-        app.register_blueprint(message_routes(parts))
+        app.register_blueprint(operator_routes(parts))
         _add_lag(app, parts.stats)
         add_pages(app, parts)
     if metrics is not None:

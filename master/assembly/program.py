@@ -204,8 +204,9 @@ class LeaderServices:
 
 
 class MasterProgram:
-    """The master as usher.common.http.serve runs it: web application, start, stop. It faces nobody before somebody
-    asks, since that takes 10 MiB and a fifth of a second. ``beside``: the health of what else its process runs."""
+    """The master as usher.common.http.serve runs it: web application, start, stop. It faces nobody before ``face``, or
+    somebody asks: that takes 10 MiB, and a fifth of a second in which it leads badly. ``beside``: the health of what
+    else its process runs."""
 
     def __init__(
         self, settings: MasterSettings, redis_url: str, beside: Callable[[], Health] = lambda: Health(())
@@ -225,13 +226,13 @@ class MasterProgram:
         self._facing: HttpServices | None = None
         self._once = threading.Lock()
         if settings.backlog_limit or settings.tenant_backlog_limit or settings.tokens_file or settings.proxies:
-            self._face()  # its services are wanted, or its settings are to be checked
+            self.face()  # its services are wanted, or its settings are to be checked
 
     @property
     def app(self) -> Flask:
-        return (self._facing or self._face()).app
+        return (self._facing or self.face()).app
 
-    def _face(self) -> HttpServices:
+    def face(self) -> HttpServices:
         from usher.master.assembly.facing import HttpServices
 
         with self._once:

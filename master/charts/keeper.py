@@ -13,11 +13,11 @@ from usher.common.protocol.run_log import RunRecord, decode
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs, redis_ms
-from usher.master.insight.lag import stream_sums
+from usher.master.insight.stats import stream_sums
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
 from usher.master.policy import charts
-from usher.master.policy.charts import MINUTE_MS, ChartSpan, Level
+from usher.master.policy.charts import MINUTE_MS, ChartSpan
 from usher.master.policy.rates import sample_of
 
 #: Bytes of the run log that are read for a minute, in so many slices of it, so that a part stands for all of it; and
@@ -47,26 +47,23 @@ class ChartKeeper(LeaderService):
         self._fleet, self._by_stream, self._tenants = fleet, by_stream, tenants
         self._given: dict[str, int] = {}
 
-    def stand_by(self) -> float:
-        return MINUTE_MS / 1000
-
     def work(self, steps: LeaderScripts) -> float:
         now_ms, level = self._level()
         steps.note_chart(charts.place_of(now_ms), charts.encode(self._point(now_ms, level)))
         return (MINUTE_MS - now_ms % MINUTE_MS + 200) / 1000
 
-    def _point(self, now_ms: int, level: Level) -> dict[str, Any]:
+    def _point(self, now_ms: int, level: dict[str, Any]) -> dict[str, Any]:
         values = self._link.call("HMGET", self._keys.charts, *charts.places(now_ms - _FORMER_MS, now_ms))
         this_minute = now_ms - now_ms % MINUTE_MS
         earlier = [one for value in values if (one := charts.decode(value)) is not None and one["t"] < this_minute]
         former = max(earlier, key=lambda one: int(one["t"]), default=None)
         after = former["runs"] if former is not None else f"{now_ms - _FIRST_MS}-0"
-        runs, in_part = self._read_runs(after, level.runs)
+        runs, in_part = self._read_runs(after, level["runs"])
         counted = charts.gather(runs, by_stream=self._by_stream)
         made = charts.point(now_ms, level, former, counted, self._take_tenants(), in_part=in_part)
         return made | charts.marks(now_ms, former, self._lead.epoch or 0, self._lead.leader_url or "", self._fleet())
 
-    def _level(self) -> tuple[int, Level]:
+    def _level(self) -> tuple[int, dict[str, Any]]:
         keys, seen = self._keys, stream_sums(self._link, self._scripts, self._keys, 0)
         asked = [("XINFO", "STREAM", keys.stream), ("XREVRANGE", keys.runs, "+", "-", "COUNT", 1)]
         now_ms = redis_ms(self._link)
@@ -76,7 +73,8 @@ class ChartKeeper(LeaderService):
         runs = last[0][0].decode() if isinstance(last, list) and last else f"{now_ms}-0"
         sent, done = facts.get(b"entries-added", sample.sent), sample.done if seen["has_group"] else None
         number = int(failed) if isinstance(failed, bytes) and failed.isdigit() else 0
-        return now_ms, Level(sent, done, sample.lag, sample.pending, oldest_ms, runs, number)
+        level = {"sent_total": sent, "done_total": done, "failed_total": number, "runs": runs}
+        return now_ms, level | {"lag": sample.lag, "pending": sample.pending, "oldest_ms": oldest_ms}
 
     def _read_runs(self, after: str, until: str) -> tuple[list[RunRecord], bool]:
         """Return the executions that the run log has after the one record, up to the other; and whether some were
@@ -110,18 +108,13 @@ class ChartKeeper(LeaderService):
         return dict(sorted(taken.items(), key=lambda item: (-item[1][0], -item[1][1])))
 
 
-class ChartReader:
-    def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
-
-    def read(self, span: ChartSpan) -> tuple[int, list[dict[str, Any]]]:
-        """Return Redis' time in ms, and the points of this span up to then, oldest first. Raises RedisTrouble."""
-        now_ms = redis_ms(self._link)
-        since_ms = now_ms - span.length_ms
-        values = self._link.call("HMGET", self._keys.charts, *charts.places(since_ms, now_ms))
-        steps: dict[int, list[dict[str, Any]]] = {}
-        for one in filter(None, map(charts.decode, values)):
-            if since_ms - MINUTE_MS < one["t"] <= now_ms:
-                steps.setdefault(one["t"] - one["t"] % span.step_ms, []).append(one)
-        return now_ms, [charts.merge(begin_ms, of_step) for begin_ms, of_step in sorted(steps.items())]
+def read_points(link: Link, keys: Keys, span: ChartSpan) -> tuple[int, list[dict[str, Any]]]:
+    """Return Redis' time in ms, and the points of this span up to then, oldest first. Raises RedisTrouble."""
+    now_ms = redis_ms(link)
+    since_ms = now_ms - span.length_ms
+    values = link.call("HMGET", keys.charts, *charts.places(since_ms, now_ms))
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for one in filter(None, map(charts.decode, values)):
+        if since_ms - MINUTE_MS < one["t"] <= now_ms:
+            steps.setdefault(one["t"] - one["t"] % span.step_ms, []).append(one)
+    return now_ms, [charts.merge(begin_ms, of_step) for begin_ms, of_step in sorted(steps.items())]

@@ -5,7 +5,8 @@ who did what."""
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 from urllib.parse import quote
 
 import click
@@ -91,8 +92,8 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
 @looks
 def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -> None:
     with configured(flags, "operator") as at:
-        tools = at.tools(caller(why))
-        changes = {one: VERBS["rules lift"].perform(tools, Args(), rule_id=one) for one in dict.fromkeys(ids)}
+        view = at.acting(caller(why))
+        changes = {one: VERBS["rules lift"].perform(view, Args(), rule_id=one) for one in dict.fromkeys(ids)}
     if as_json:
         print_json({"lifted": {one: changed.document or None for one, changed in changes.items()}})
     else:
@@ -101,80 +102,63 @@ def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -
     sys.exit(1 if any(changed.problem for changed in changes.values()) else 0)
 
 
-@click.command(
-    help=(
-        "Pause tickets: consumers get no more of them; nothing is lost, their order stays, and other tickets go"
-        " on. Messages that a consumer already has run to their end. The pause holds until `usher resume`, whatever"
-        " is restarted meanwhile."
-    )
+def _rule_command(action: Literal["pause", "slow", "limit"], told: str, *limits: Callable[[Any], Any]) -> click.Command:
+    """Return the command that sets a rule with this action."""
+
+    @stacked(_targets, *limits, _WHY, looks)
+    def act(
+        flags: dict[str, Any],
+        why: str,
+        as_json: bool,
+        ticket: str | None,
+        pattern: str | None,
+        tenant: str | None,
+        everything: bool,
+        **given: Any,
+    ) -> None:
+        target, value = _target(ticket, pattern, tenant, everything)  # may be no UTF-8, which no model takes
+        args = NewRule.model_construct(target=target.value, value=value, action=action, reason=why, **given)
+        try:
+            args.check()
+        except ValueError as wrong:
+            raise click.UsageError(str(wrong)) from None
+        sys.exit(_performed(flags, "rules set", args, as_json))
+
+    return click.command(action, help=told)(act)
+
+
+def _number(flag: str, name: str, kind: click.ParamType, told: str, **more: Any) -> Callable[[Any], Any]:
+    return click.option(flag, name, type=kind, metavar="N", help=told, **more)
+
+
+pause = _rule_command(
+    "pause",
+    "Pause tickets: consumers get no more of them; nothing is lost, their order stays, and other tickets go on."
+    " Messages that a consumer already has run to their end. The pause holds until `usher resume`, whatever is"
+    " restarted meanwhile.",
 )
-@_targets
-@_WHY
-@looks
-def pause(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
-    _set(flags, {"action": "pause"}, why, as_json, chosen)
-
-
-@click.command(
-    help=(
-        "Slow tickets down: hand over at most so many messages of each ticket per second. A tenant has one limit for"
-        " all of its tickets together, over all consumers. This holds until `usher resume`."
-    )
+slow = _rule_command(
+    "slow",
+    "Slow tickets down: hand over at most so many messages of each ticket per second. A tenant has one limit for all of"
+    " its tickets together, over all consumers. This holds until `usher resume`.",
+    _number("--rate", "rate_per_second", Number(0.001, 1_000_000), "Messages per second, of each ticket or a tenant."),
+    _number("--concurrency", "concurrency", click.IntRange(1, 1_000_000), "Tickets of a tenant at a time."),
+    _number("--weight", "weight", click.IntRange(1, 1000), "A tenant's share (USHER_TENANT_WEIGHTS)."),
 )
-@_targets
-@click.option(
-    "--rate",
-    type=Number(min=0.001, max=1_000_000),
-    metavar="N",
-    help="Messages per second, of each ticket, or of the tenant.",
+limit = _rule_command(
+    "limit",
+    "Limit how many messages of each ticket may be unfinished. What comes beyond, the newest, becomes a dead letter"
+    " (over_limit). This holds until `usher rules lift`; pausing and slowing leave it alone.",
+    _number("--messages", "ticket_limit", click.IntRange(1, 1_000_000), "Of each ticket.", required=True),
 )
-@click.option("--concurrency", type=click.IntRange(1, 1_000_000), metavar="N", help="Tickets of a tenant at a time.")
-@click.option("--weight", type=click.IntRange(1, 1000), metavar="N", help="A tenant's share (USHER_TENANT_WEIGHTS).")
-@_WHY
-@looks
-def slow(
-    flags: dict[str, Any],
-    rate: float | None,
-    concurrency: int | None,
-    weight: int | None,
-    why: str,
-    as_json: bool,
-    **chosen: Any,
-) -> None:
-    if _target(**chosen)[0] is not Target.TENANT and (rate is None or concurrency or weight):
-        raise click.UsageError("give --rate; --concurrency and --weight are for a --tenant")
-    if not (rate or concurrency or weight):
-        raise click.UsageError("give --rate, --concurrency or --weight")
-    limits = {"rate_per_second": rate, "concurrency": concurrency, "weight": weight}
-    _set(flags, {"action": "slow"} | limits, why, as_json, chosen)
-
-
-@click.command(
-    help=(
-        "Limit how many messages of each ticket may be unfinished. What comes beyond, the newest, becomes a dead letter"
-        " (over_limit). This holds until `usher rules lift`; pausing and slowing leave it alone."
-    )
-)
-@_targets
-@click.option("--messages", type=click.IntRange(1, 1_000_000), required=True, metavar="N", help="Of each ticket.")
-@_WHY
-@looks
-def limit(flags: dict[str, Any], messages: int, why: str, as_json: bool, **chosen: Any) -> None:
-    _set(flags, {"action": "limit", "ticket_limit": messages}, why, as_json, chosen)
-
-
-def _set(flags: dict[str, Any], rule: dict[str, Any], why: str, as_json: bool, chosen: dict[str, Any]) -> None:
-    target, value = _target(**chosen)  # may be no UTF-8, which no model takes
-    args = NewRule.model_construct(target=target.value, value=value, reason=why, **rule)
-    sys.exit(_performed(flags, "rules set", args, as_json))
 
 
 def _performed(flags: dict[str, Any], name: str, args: Any, as_json: bool) -> int:
     with configured(flags, "operator") as at:
-        tools = at.tools(caller(args.reason))
-        code = perform(tools, name, args, as_json)
+        view = at.acting(caller(args.reason))
+        code = perform(view, name, args, as_json)
         if args.target == Target.TICKET.value and not as_json:
-            for rule in tools.rules.read().all_of(args.value.encode("utf-8", "surrogateescape")):
+            for rule in view.rules.read().all_of(args.value.encode("utf-8", "surrogateescape")):
                 if rule.id != rule_id(Target.TICKET, args.value):
                     told = f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`"
                     click.echo(escape_control(told))

@@ -8,9 +8,9 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 import requests
@@ -67,39 +67,29 @@ def confirm(question: str, yes: bool, as_json: bool) -> None:
         sys.exit(1)
 
 
-class CommandContext(View):
-    """The view of a command: of the configured stream, which is the work stream of several."""
-
-    def explained(self, ticket_id: str) -> dict[str, Any]:
-        """Return the leader's explanation of a ticket, which knows more; ours, from Redis alone, where it is silent."""
-        asked = quote(ticket_id.encode("utf-8", "surrogateescape"), safe="")
-        return self.ask_leader(f"/api/explain?id={asked}") or super().explained(ticket_id)
-
-    def ask_leader(self, path: str) -> dict[str, Any] | None:
-        """Return the leader's answer to a GET; None when there is no leader, or it does not answer with a document."""
-        url, token = self.explainer.leader_url(), self.settings.api_token
-        if not url:
-            return None
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        try:
-            with session(self.settings.tls_ca) as asking:
-                answered = asking.get(url + path, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
-                document = answered.json() if answered.status_code == 200 else None
-        except (requests.RequestException, ValueError):
-            return None
-        return document if isinstance(document, dict) else None
+def _ask(settings: CommonSettings, url: str, path: str) -> dict[str, Any] | None:
+    """Return a master's answer to a GET; None when it does not answer with a document."""
+    headers = {"Authorization": f"Bearer {settings.api_token}"} if settings.api_token else {}
+    try:
+        with session(settings.tls_ca) as asking:
+            answered = asking.get(url + path, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
+            document = answered.json() if answered.status_code == 200 else None
+    except (requests.RequestException, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 @contextlib.contextmanager
-def configured(flags: dict[str, Any], role: str, timeout_s: float = 5.0) -> Iterator[CommandContext]:
-    """Yield the context of a command. ``role`` names the connection. Raises SettingsError and StartRefused; an error
-    that Redis answers later (to a user without the right, say) becomes StartRefused too."""
+def configured(flags: dict[str, Any], role: str, timeout_s: float = 5.0) -> Iterator[View]:
+    """Yield the view of a command, of the configured stream, which is the work stream of several. ``role`` names the
+    connection. Raises SettingsError and StartRefused; an error that Redis answers later (to a user without the right,
+    say) becomes StartRefused too."""
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
     check_reachable(url)
     link = Link(url, f"usher:{role}", timeout_s)
     try:
-        yield CommandContext(settings, link, Keys(settings.work_stream, settings.group))
+        yield View(settings, link, Keys(settings.work_stream, settings.group), ask=partial(_ask, settings))
     except GroupMissing as missing:
         raise StartRefused(
             f"USHER_GROUP: stream {settings.work_stream} has no group {settings.group}. The master that leads makes it"

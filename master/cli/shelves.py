@@ -30,7 +30,8 @@ from usher.master.cli.verbs import asked_of, asks, place_command, shelf_command
 from usher.master.insight.formatting import moment
 from usher.master.operations.delayed_messages import check_due
 from usher.master.policy.letters import DeadLetter
-from usher.master.verbs.verbs import DELAYED, LETTERS, VERBS, MovedDelayed, Tools
+from usher.master.verbs.verbs import DELAYED, LETTERS, VERBS, MovedDelayed
+from usher.master.verbs.view import View
 
 
 @click.group(
@@ -185,13 +186,13 @@ _when = stacked(
 )
 
 
-def _moved(tools: Tools, given: dict[str, Any]) -> Any:
+def _moved(view: View, given: dict[str, Any]) -> Any:
     after, at = given["after"], given["at"]
     if (after is None) == (at is None):
         raise click.UsageError("say when they are due: give one of --after and --at")
-    due_ms = at if at is not None else tools.delayed.now_ms() + int(after * 1000)
+    due_ms = at if at is not None else view.delayed.now_ms() + int(after * 1000)
     try:
-        check_due(due_ms, tools.delayed.now_ms())
+        check_due(due_ms, view.delayed.now_ms())
     except ValueError as refused:
         raise click.UsageError(str(refused)) from None
     return MovedDelayed.model_construct(ids=[], due_ms=due_ms)

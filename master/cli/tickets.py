@@ -18,7 +18,6 @@ import orjson
 import requests
 from pydantic import Field
 
-from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Duration
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.text import escape_control, json_line, label, pluralize, span
@@ -26,7 +25,6 @@ from usher.common.cli.send import fields_of
 from usher.common.outbox.rows import TicketRows
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.locate import find_local_instance
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.master.cli.shared import (
     configured,
@@ -43,16 +41,14 @@ from usher.master.cli.shared import (
     unblock_hint,
 )
 from usher.master.cli.verbs import asked_of, asks, perform, shelf_command
-from usher.master.insight.lag import stream_sums
+from usher.master.insight.live_overview import MOST, LiveOverview
 from usher.master.insight.status import ORDERS
-from usher.master.insight.stuck_tickets import MOST, StuckTickets
-from usher.master.membership.registry import read_registry, state_of
-from usher.master.policy.explain.facts import Reason
-from usher.master.policy.rates import rates, sample_of
-from usher.master.policy.states import BY_NAME, Queue
+from usher.master.policy.explain.explain import Reason
+from usher.master.policy.states import BY_NAME
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.settings import OutboxUrl
-from usher.master.verbs.verbs import TICKETS, VERBS, NewOrder, TicketAsk, Tools
+from usher.master.verbs.verbs import TICKETS, VERBS, NewOrder, TicketAsk
+from usher.master.verbs.view import View
 
 
 @click.group(help="Look at tickets in processing, and order what becomes of their first messages.")
@@ -92,7 +88,8 @@ def list_finished(flags: dict[str, Any], ticket: str, handler: str, limit: int, 
             rows += more
     is_cut, rows = older is not None or len(rows) > limit, rows[:limit]
     names = ("ticket_id", "message_id", "outcome", "handler")
-    shown = [(_when(row["ms"]), span(row["took_ms"]), *(row[name] for name in names)) for row in rows]
+    told = [row | {"outcome": row["outcome"] + ", interrupted" * ("interrupted" in row)} for row in rows]
+    shown = [(_when(row["ms"]), span(row["took_ms"]), *(row[name] for name in names)) for row in told]
     listed = table("Finished", ("ended", "ran for", "ticket", "message", "outcome", "handler"), shown)
     further = "  the first of more; --limit shows more" if is_cut else "  all of the run log" if rows else "  none"
     show(as_json, {"finished": rows, "more": is_cut}, listed, further)
@@ -167,21 +164,21 @@ def _print_error(document: dict[str, Any]) -> None:
         click.echo(escape_control(f"    {line}"))
 
 
-def _order(order: TicketOrder) -> Callable[[Tools, str, dict[str, Any]], int]:
+def _order(order: TicketOrder) -> Callable[[View, str, dict[str, Any]], int]:
     """Return the command's way with one ticket: what it would do is said first."""
 
-    def give(tools: Tools, ticket_id: str, given: dict[str, Any]) -> int:
+    def give(view: View, ticket_id: str, given: dict[str, Any]) -> int:
         more: dict[str, Any] = {
             "grace_s": given.get("grace_s") or 0.0,
             "fields": fields_of(given.get("fields", ())) or None,
         }
         args, as_json = NewOrder.model_construct(ticket_id=ticket_id, order=order.value, **more), given["as_json"]
-        planned = VERBS["tickets order"].perform(tools, args.model_copy(update={"preview": True}))
+        planned = VERBS["tickets order"].perform(view, args.model_copy(update={"preview": True}))
         if planned.problem or given["preview"]:
             args = args.model_copy(update={"preview": True})
         elif order not in (TicketOrder.RETRY, TicketOrder.INTERRUPT):  # which harm nothing
             confirm(f"{planned.document['note']}: go on?", given["yes"], as_json)
-        return perform(tools, "tickets order", args, as_json)
+        return perform(view, "tickets order", args, as_json)
 
     return give
 
@@ -191,13 +188,12 @@ _NOTHING = (TicketState.IDLE, TicketState.NOT_FOUND)
 
 
 def with_outbox(document: dict[str, Any], rows: TicketRows, trouble: str = "") -> dict[str, Any]:
-    """Return an explanation (``TicketExplanation.document``) with what the outbox has of the ticket. ``trouble``: why
-    that is not known."""
+    """Return an explanation with what the outbox has of the ticket. ``trouble``: why that is not known."""
     unknown = [Reason("outbox_not_asked", f"its outbox is not known: {trouble}")]
     reasons = unknown if trouble else _outbox_reasons(rows)
     if not reasons:
         return document
-    shown = [{"code": reason.code, "text": reason.text} for reason in reasons]
+    shown = [reason._asdict() for reason in reasons]
     here = [*shown, *document["reasons"]] if document["state"] in _NOTHING else [*document["reasons"], *shown]
     told = {"reasons": here, "sentences": [reason["text"] for reason in here], "summary": here[0]["text"]}
     if document["state"] in _NOTHING and rows.staged:
@@ -241,18 +237,13 @@ _EXAMPLES = 3
 @looks
 def stuck(flags: dict[str, Any], as_json: bool) -> None:
     with configured(flags, "stuck") as at:
-        found = StuckTickets(at.link, at.keys, at.settings.work_ticket_field)
-        rules, scripts = at.rules.read(), ScriptRunner(at.link)
-        states = {one: state_of(member, rules) for one, member in read_registry(at.link, at.keys).items()}
-        before = stream_sums(at.link, scripts, at.keys, 0)
-        found.advance(math.inf, True, states, rules, wall_ms())
-        found.rows(states, rules, wall_ms())
-        time.sleep(_BETWEEN_S)
-        now = stream_sums(at.link, scripts, at.keys, 0)
-        queue = Queue.of(now | {"done_per_second": rates([sample_of(before), sample_of(now)])[1]})
-        rows = found.rows(states, rules, wall_ms(), queue)
-        groups = at.fields.add_to_groups(found.groups(rows))
-        letters = now["dead_letters"]
+        lease_ms = int(at.settings.lease_seconds * 1000)
+        overview = LiveOverview(at.link, at.keys, at.settings.work_ticket_field, lease_ms, at_once=math.inf)
+        for wait_s in (_BETWEEN_S, 0.0):
+            overview.snapshot(0.0)
+            overview.run_once()
+            time.sleep(wait_s)
+        groups, letters = at.fields.add_to_groups(overview.last["groups"]), overview.last["dead_letters"]
     names, is_cut = at.settings.shown_names, not all(one["tickets_are_all"] for one in groups)
     if as_json:
         print_json({"groups": groups, "more": is_cut})
@@ -270,7 +261,9 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
             click.echo(escape_control(f"  {way}"))
     if not groups:
         given_up = f"; given up: {pluralize(letters, 'dead letter')} (`usher dead list`)" if letters else ""
-        calm = "nothing is stuck" if "live" in states.values() else "no consumer is live: nothing more is handled"
+        calm = (
+            "nothing is stuck" if overview.last["consumers"]["live"] else "no consumer is live: nothing more is handled"
+        )
         click.echo(f"{calm}{given_up}")
     elif is_cut:
         click.echo(f"tickets that have not failed are counted among the {MOST} oldest of each state only")

@@ -33,17 +33,18 @@ from usher.master.operations.action_log import FAILED, OperatorAction, counted
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.policy.letters import Preview
 from usher.master.verbs.bulk import BulkJob
-from usher.master.verbs.verbs import TICKETS, VERBS, Args, Ask, Item, Shelf, Tools, Unfit, Verb
+from usher.master.verbs.verbs import TICKETS, VERBS, Args, Ask, Item, Shelf, Unfit, Verb
+from usher.master.verbs.view import View
 
 _TRIES = 5
 #: Rows of a preview, and sentences about what was refused; and what programs get of a group.
 _SHOWN, _GROUP = 20, ("reason", "error_type", "policy", "at", "count")
 
 
-def perform(tools: Tools, name: str, args: Args, as_json: bool, /, **places: str) -> int:
+def perform(view: View, name: str, args: Args, as_json: bool, /, **places: str) -> int:
     """Do a verb about one thing, and print its outcome; return the exit code."""
     try:
-        outcome = VERBS[name].perform(tools, args, **places)
+        outcome = VERBS[name].perform(view, args, **places)
     except (TooManyRules, Unfit) as refused:
         raise click.ClickException(str(refused)) from refused
     if as_json:
@@ -89,7 +90,7 @@ def place_command(verb: Verb) -> click.Command:
             raise click.UsageError(f"{wrong!r} has no value: give NAME=VALUE")
         named = {"fields": dict(one.split("=", 1) for one in fields)} if fields else {}
         with configured(flags, "operator") as at:
-            code = perform(at.tools(caller(why)), verb.name, verb.args(reason=why, **named), as_json, **places)
+            code = perform(at.acting(caller(why)), verb.name, verb.args(reason=why, **named), as_json, **places)
         sys.exit(code)
 
     if "fields" in verb.args.model_fields:
@@ -102,8 +103,8 @@ def place_command(verb: Verb) -> click.Command:
 def shelf_command(
     verb: Verb,
     extra: Callable[[Any], Any] = lambda command: command,
-    args_of: Callable[[Tools, dict[str, Any]], Args] = lambda tools, given: Args(),
-    one: Callable[[Tools, str, dict[str, Any]], int] | None = None,
+    args_of: Callable[[View, dict[str, Any]], Args] = lambda view, given: Args(),
+    one: Callable[[View, str, dict[str, Any]], int] | None = None,
 ) -> click.Command:
     """Return the command of a verb of a shelf. ``extra``: options of its own, and ``args_of`` what they say; ``one``:
     does it to a single one, if that is said otherwise."""
@@ -126,13 +127,13 @@ def shelf_command(
             raise click.UsageError("--json does not ask: pass --yes too")
         by = caller(why)
         with configured(flags, "operator") as at:
-            tools = at.tools(by)
+            view = at.acting(by)
             if one is not None and len(ids) == 1:
-                code = one(tools, ids[0], given)
+                code = one(view, ids[0], given)
             elif given.pop("fields", None) or given.pop("grace_s", None):
                 raise click.UsageError("--with and --grace go with one ticket")
             else:
-                code = _act(tools, verb, shelf, list(dict.fromkeys(ids)), asked, args_of, given)
+                code = _act(view, verb, shelf, list(dict.fromkeys(ids)), asked, args_of, given)
         sys.exit(code)
 
     code = "Exit code 1 when some were left as they are, 0 when nothing matches."
@@ -157,48 +158,48 @@ def _check_choice(shelf: Shelf, verb: Verb, ids: Sequence[str], everything: bool
 
 
 def _act(
-    tools: Tools,
+    view: View,
     verb: Verb,
     shelf: Shelf,
     ids: list[str],
     asked: Ask,
-    args_of: Callable[[Tools, dict[str, Any]], Args],
+    args_of: Callable[[View, dict[str, Any]], Args],
     given: dict[str, Any],
 ) -> int:
-    args_of(tools, given)  # wrong ones end it here
+    args_of(view, given)  # wrong ones end it here
     told, as_json = asked.told(""), given["as_json"]
     pages: Iterator[Sequence[Any]]
     if ids:
         preview, pages = Preview(), iter([[Item(one.encode("utf-8", "surrogateescape")) for one in ids]])
-        preview.add(shelf.named(tools, ids))
+        preview.add(shelf.named(view, ids))
     else:
         wanted = shelf.meant(asked, True)
-        found = shelf.dry_run(tools, wanted, math.inf)
-        preview, pages = found.preview, shelf.pages(tools, wanted, found.until)
+        found = shelf.dry_run(view, wanted, math.inf)
+        preview, pages = found.preview, shelf.pages(view, wanted, found.until)
     nothing = f"no {shelf.noun} matches: {told}" if told else f"there are no {shelf.noun}s"
     if not as_json:
-        _show_preview(tools, verb, shelf, preview, "" if ids else nothing)
-    job, code = BulkJob(verb, shelf, tools, Args(), None, "" if ids else told, b"", preview.count), 0
+        _show_preview(view, verb, shelf, preview, "" if ids else nothing)
+    job, code = BulkJob(verb, shelf, view, Args(), None, "" if ids else told, b"", preview.count), 0
     if not given["preview"] and (ids or preview.count):
         if preview.count:
             confirm(f"{verb.label.lower()}: {pluralize(preview.count, shelf.noun)}?", given["yes"], as_json)
-        job.args = args_of(tools, given)  # anew: the answer may have taken long
+        job.args = args_of(view, given)  # anew: the answer may have taken long
         code = _carry_out(job, pages)
     if as_json:
         groups = [{name: vars(one)[name] for name in _GROUP} for one in preview.groups]
         document = {"matched": preview.count, "outcomes": dict(job.outcomes), "groups": groups}
-        others = shelf.others(tools, verb.word) if job.outcomes["added"] else []
-        print_json(document | {"leader_url": tools.letters.leader_url or None, "other_groups": others})
+        others = shelf.others(view, verb.word) if job.outcomes["added"] else []
+        print_json(document | {"leader_url": view.letters.leader_url or None, "other_groups": others})
         return code
     notes = [f"  {one}: {why}" for one, why in job.failures if why not in shelf.means][:_SHOWN]
     for line in (*notes, *shelf.sentences(job.outcomes.elements())):
         click.echo(escape_control(line))
-    if job.outcomes and verb.word == "redrive" and not tools.letters.leader_url:
+    if job.outcomes and verb.word == "redrive" and not view.letters.leader_url:
         click.echo("no master leads at the moment: nothing moves before one does")
     return code
 
 
-def _show_preview(tools: Tools, verb: Verb, shelf: Shelf, preview: Preview, nothing: str) -> None:
+def _show_preview(view: View, verb: Verb, shelf: Shelf, preview: Preview, nothing: str) -> None:
     if not preview.count:
         click.echo(escape_control(nothing), nl=bool(nothing))
         return
@@ -208,7 +209,7 @@ def _show_preview(tools: Tools, verb: Verb, shelf: Shelf, preview: Preview, noth
     kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
     cells = [[row[at] for at in kept] for row in rows]
     console().print(table(title, [heads[at] for at in kept], cells, numbers=(nouns,)))
-    for line in shelf.warns(tools, verb.word, preview):
+    for line in shelf.warns(view, verb.word, preview):
         click.echo(line, err=True)
 
 
@@ -228,17 +229,17 @@ def _carry_out(job: BulkJob, pages: Iterator[Sequence[Any]]) -> int:
     finally:
         if job.verb.noted and (job.outcomes or ended):
             on = job.shelf.on([*job.touched], job.args) + (f": {job.told}" if job.told else "")
-            action = OperatorAction(job.tools.by, job.verb.noted, on)
-            job.tools.action_log.note(action, counted(job.outcomes.elements()) + ended)
+            action = OperatorAction(job.view.by, job.verb.noted, on)
+            job.view.action_log.note(action, counted(job.outcomes.elements()) + ended)
     return code or int(any(word not in job.shelf.good for word in job.outcomes))
 
 
-def _carried_out(verb: Verb, tools: Tools, items: Sequence[Any], args: Args) -> list[Any]:
+def _carried_out(verb: Verb, view: View, items: Sequence[Any], args: Args) -> list[Any]:
     """Return the results of one batch. When the answer is lost, the same is asked again: what is gone then was done
     before."""
     for number in range(_TRIES):
         try:
-            results = list(verb.run(tools, items, args))
+            results = list(verb.run(view, items, args))
             return [one._replace(word="done") if number and one.word == "gone" else one for one in results]
         except ReplyUnknown:
             if number == _TRIES - 1:

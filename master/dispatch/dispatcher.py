@@ -608,7 +608,11 @@ class Dispatcher(Service):
         assert self._steps is not None
         for incarnation, tickets in self.board.recalls(now_s()):
             asked = self.board.held(tickets)
-            self.counts.recalled += len(asked) if self._steps.recall(incarnation, asked) else 0
+            if self._steps.recall(incarnation, asked):
+                self.counts.recalled += len(asked)
+            else:
+                for name in tickets:
+                    self.board.asked_back.forget(name)
         self._follow_changes()
 
     # ---- 9: dead letters ---------------------------------------------------------------------------------------------

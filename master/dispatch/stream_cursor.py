@@ -92,8 +92,9 @@ class StreamCursor:
         if room <= 0 or (not self._may_have_more and now_s - self._no_more_since_s < IDLE_READ_S):
             return None
         if told is not None and told.run and told.run == steps.server_run and told.after == self.last_read:
-            self._read = steps.told(self.taken, (told.id, told.fields))
-            return self._read
+            new = steps.told(self.taken, (told.id, told.fields))
+            if not board.who_has(new.found[0][1] or b"", told.id):  # the idle sweep may have found it with a stranger
+                return new  # once: if it is refused, the next turn reads
         return replace(NO_NEW_ENTRIES, position=self.taken)
 
     def count(self, board: Board, new: NewEntries) -> int:
@@ -219,7 +220,7 @@ class PositionSaver:
         self._next_s = self._saved_s + (_SAVE_POSITION_S if has_moved else self._look_s)
         if now < self._next_s:
             return None
-        look = steps.save_position(board.takeable())
+        look = steps.save_position(board.takeable(now))
         self.memory = Memory(look.position)
         self._was_open, self._saved_s = is_open, now
         self._next_s = now + (_SAVE_POSITION_S if is_open else self._look_s)

@@ -3,10 +3,9 @@ stream."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
-from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.clock import wall_ms
 from usher.common.base.log import redacted
 from usher.common.doctor.collector import collect, look_at_memory, read_growth
 from usher.common.doctor.judgements import DoctorFinding, describe, examine, report
@@ -15,6 +14,7 @@ from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
+from usher.master.insight.stats import Kept
 from usher.master.operations.trimming import Trimming
 from usher.master.policy.trim import Cut, Refused, Retention, decide, readers
 
@@ -25,8 +25,7 @@ _LOSSES = 50
 
 
 class SystemDiagnostics:
-    """The doctor and the stream's readers, for the page. ``retention``
-    and the findings ``of_master``: the master's."""
+    """The doctor and the stream's readers, for the page. ``retention`` and the findings ``of_master``: the master's."""
 
     def __init__(
         self,
@@ -37,34 +36,15 @@ class SystemDiagnostics:
         retention: Retention | None = None,
         of_master: tuple[DoctorFinding, ...] = (),
     ) -> None:
-        self._link = link  # guarded by self._lock
-        self._keys, self._lease_ms, self._sources = keys, lease_ms, sources
-        self._retention = retention or Retention()
-        self._of_master = of_master
-        self._lock = threading.Lock()
-        self._found: dict[str, Any] = {}
-        self._found_s = 0.0
+        self._link, self._keys, self._lease_ms, self._sources = link, keys, lease_ms, sources
+        self._retention, self._of_master = retention or Retention(), of_master
+        #: Returns the document of `usher doctor --json`.
+        self.doctor = Kept(_FOUND_FOR_S, self._examine)
 
-    def doctor(self) -> dict[str, Any]:
-        """Return the document of `usher doctor --json`, at most some seconds old. While one thread examines anew, the
-        others get the former document."""
-        if self._is_old and self._lock.acquire(blocking=not self._found):
-            try:
-                if self._is_old:  # otherwise another thread was faster
-                    self._examine()
-            finally:
-                self._lock.release()
-        return self._found
-
-    @property
-    def _is_old(self) -> bool:
-        return not self._found or now_s() - self._found_s > _FOUND_FOR_S
-
-    def _examine(self) -> None:
+    def _examine(self) -> dict[str, Any]:
         facts = collect(self._link, self._keys, self._lease_ms, self._sources)
         findings = [*examine(facts), *self._of_master]
-        self._found = {"asked_ms": wall_ms(), **report(redacted(self._link.url), facts, findings)}
-        self._found_s = now_s()
+        return {"asked_ms": wall_ms(), **report(redacted(self._link.url), facts, findings)}
 
     def streams(self) -> list[dict[str, Any]]:
         """Return one row for the ticket stream: its readers, what may be cut and why, and whose checkpoints there

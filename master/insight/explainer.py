@@ -20,24 +20,17 @@ from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import TicketRecord, TicketStream, group_consumers_of, group_of, parse_record
+from usher.common.redis.replies import TicketRecord, TicketStream, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.insight.lag import GroupLag, lag_of
 from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.stats import stream_sums
 from usher.master.leader.elector import parse_held
 from usher.master.membership.registry import RegisteredConsumer, members_of, state_of
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import member_of
 from usher.master.operations.live_rules import rulebook
 from usher.master.policy.board.plans import BoardFacts
-from usher.master.policy.explain.explain import explain
-from usher.master.policy.explain.facts import (
-    ConsumerTotals,
-    OwnerFacts,
-    OwnerTold,
-    TicketExplanation,
-    TicketFacts,
-)
+from usher.master.policy.explain.explain import ConsumerTotals, OwnerFacts, OwnerTold, TicketFacts, explain
 from usher.master.policy.letters import HALT, LetterFilter
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.states import kind_of
@@ -78,7 +71,7 @@ class Explainer:
         self._ask_owner, self._board, self._pulse = ask_owner, board, pulse
         self._sources, self._by_stream = sources, by_stream
 
-    def explain(self, ticket_id: str) -> TicketExplanation:
+    def explain(self, ticket_id: str) -> dict[str, Any]:
         ticket = ticket_id.encode("utf-8", "surrogateescape")
         board = self._board(ticket)
         found = self._read(ticket_id, ticket, board)
@@ -112,29 +105,28 @@ class Explainer:
         """Return all facts that Redis knows, as arguments of TicketFacts, and the owner's health URL. Makes few round
         trips: a busy master is slow at each."""
         keys, until_s = self._keys, now_s() + _LOOK_S
+        seen = stream_sums(self._link, self._scripts, keys, _PAGE * _PAGES)
         of_ticket = [("HGET", keys.tickets, ticket), ("HGETALL", keys.rules), ("HGETALL", keys.consumers)]
-        of_group = [("XINFO", "GROUPS", keys.stream), ("XINFO", "CONSUMERS", keys.stream, keys.group)]
-        replies = self._link.pipeline([*INFO_COMMANDS, *of_ticket, ("GET", keys.leader), *of_group])
-        told, (*stored, groups, consumers) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
+        replies = self._link.pipeline([*INFO_COMMANDS, *of_ticket])
+        told, stored = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
         for reply in stored:
             if isinstance(reply, Exception):
                 raise reply
-        value, ruled, registered, held = stored
+        value, ruled, registered = stored
         kind, record, due_ms = _record(value)
         if kind == "owned" and (record := self._stream.in_processing(record)) is None:
             kind = ""
         ids = record.ids if record is not None else []
-        rules = rulebook(ruled)
+        rules, pending = rulebook(ruled), seen["by_name"]
         members = members_of(self._link, keys, registered)
-        delivered, lag, pending = self._group(groups, consumers)
         trouble = write_trouble(*told)
         found: dict[str, Any] = {
             "kind": kind,
             "fence": record.fence if record is not None else 0,
             "ids": tuple(ids),
-            "lag": lag.entries,
-            "has_group": delivered is not None,
-            "leader": (parse_held(held).url or "") if isinstance(held, bytes) else None,
+            "lag": seen["lag"],
+            "has_group": seen["has_group"],
+            "leader": None if seen["epoch"] is None else seen["leader_url"] or "",
             "rules": tuple(rules.all_of(ticket, tenant := board.tenant if board is not None else b"")),
             "limit": rules.limit_of(ticket, tenant),
             "crowd": _crowd(members, rules, pending),
@@ -145,11 +137,11 @@ class Explainer:
         if kind == "owned" and record is not None:
             found["owner"], found["health_url"] = self._owner(record.owner.decode(), members, rules)
         found["unread"], found["unread_is_exact"] = (), True
-        if lag.entries:
-            above = b"(" + delivered if delivered is not None else b"-"
+        if seen["lag"]:
+            above = b"(" + seen["delivered"] if seen["has_group"] else b"-"
             found["unread"], found["unread_is_exact"] = self._find(keys.stream, ticket, above, "", until_s)
         found["parked"], found["parked_is_exact"] = (), True
-        if delivered is not None and pending.get(MASTER) and not (board is not None and board.has_all):
+        if seen["has_group"] and pending.get(MASTER) and not (board is not None and board.has_all):
             parked, found["parked_is_exact"] = self._find(keys.stream, ticket, b"-", keys.group, until_s)
             known = {*ids}
             found["parked"] = tuple(entry_id for entry_id in parked if entry_id not in known)
@@ -178,16 +170,6 @@ class Explainer:
             return OwnerFacts(incarnation, "", 0, successor, paused), ""
         url = member.registration.health_url if member is not None else ""
         return OwnerFacts(incarnation, state.decode(errors="replace"), max(0, left_ms), successor, paused), url
-
-    def _group(self, groups: Any, consumers: Any) -> tuple[bytes | None, GroupLag, dict[bytes, int]]:
-        """Return, from replies of XINFO: the last id the group was given (None: there is no group), its lag above that
-        id, and the pending count per consumer."""
-        facts = group_of(groups, self._keys.group, self._link.call("GET", self._keys.taken))
-        if facts is None or isinstance(consumers, Exception):
-            length = self._link.call("XLEN", self._keys.stream)
-            return None, GroupLag(length, True), {}
-        lag = lag_of(self._scripts, self._keys.stream, facts, 0, _PAGE * _PAGES)
-        return facts[b"last-delivered-id"], lag, {one.name: one.pending for one in group_consumers_of(consumers)}
 
     def _delayed(self, ticket: bytes, until_s: float) -> dict[str, Any]:
         """Return the ticket's delayed messages and when the first of them is due. Messages that no leader has looked at

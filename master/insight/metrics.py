@@ -137,18 +137,17 @@ _SEVERITIES = ("bad", "warn")
 
 @dataclass(frozen=True)
 class AuditMetrics:
-    """Metrics of the last audit and of the proof from the archive. ``read`` returns the audit's summary, ``proven``
-    until when history is proven; None when there was none (StatusReader). Exports nothing then, or while Redis is
-    away."""
+    """Metrics of the last audit and of the proof from the archive (``read``: ``StatusReader.proofs``). Exports nothing
+    where there was none, or while Redis is away."""
 
-    read: Callable[[], Mapping[str, Any] | None]
-    proven: Callable[[], int | None]
+    read: Callable[[], Mapping[str, Any]]
 
     def __call__(self) -> Iterable[Metric]:
         try:
-            found, until_ms = self.read(), self.proven()
+            proofs = self.read()
         except (RedisTrouble, CommandRefused):
             return
+        found, until_ms = proofs["audit"], proofs["until_ms"]
         if until_ms is not None:
             yield gauge("audit_proven_until", "Until when history is proven (usher audit prove).", until_ms / 1000)
             text = "How long ago that is: longer than the run log holds, and a part of history will not be proven."

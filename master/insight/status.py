@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from heapq import heapify, heappop, nsmallest
+from functools import cached_property, lru_cache
 from itertools import islice
 from time import thread_time
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing
 from usher.common.doctor.collector import SourcesReader
 from usher.common.doctor.judgements import INFO_COMMANDS, write_trouble
-from usher.common.protocol.attempts import NEVER, decode
+from usher.common.protocol.attempts import NEVER, Attempts, decode
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import decode as decode_error
@@ -25,12 +25,11 @@ from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.sources import SourceSelection
-from usher.common.protocol.stream_id import milliseconds
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketRecord, TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.insight.lag import stream_sums, tickets_of
+from usher.master.insight.stats import Kept, stream_sums, tickets_of
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
@@ -41,52 +40,93 @@ from usher.master.policy.ticket_filter import TicketFilter
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 100_000
-#: The most tickets in processing that are looked through for their owners.
-_MOST_INDEXED = 20_000
-#: Seconds for which the state of many sources is kept: they are looked at one by one.
-_SOURCES_KEPT_S = 2.0
+#: Seconds of a core that looking through the index for the tickets of consumers may take.
+_OWNERS_S = 0.1
+#: Seconds for which the state of many sources is kept: they are looked at one by one; and for which a scan of the index
+#: serves all lists.
+_SOURCES_KEPT_S, _SCAN_KEPT_S = 2.0, 2.0
 #: Parked messages that are looked at for their tickets at a time; records that are read at a time, and looked at.
 _PARKED, _AT_ONCE, _LOOKED_AT = 200, 5000, 2000
-#: The key of a ticket for an order, its id, its record.
-_Listed = tuple[Any, bytes, bytes]
-
-
-def _age(ticket: bytes, parts: Sequence[bytes], starts: int) -> int:
-    try:
-        return milliseconds(parts[2])
-    except (IndexError, ValueError):
-        return 0  # Usher has not written it
-
-
-#: Orders of a list: the keys of an id, the parts of a record and starts sort the first ticket to the front.
-ORDERS: Mapping[str, Callable[[bytes, Sequence[bytes], int], Any]] = {
-    "age": _age,
-    "attempts": lambda ticket, parts, starts: (-starts, _age(ticket, parts, 0)),
-    "messages": lambda ticket, parts, starts: (-sum(part.count(b" ") for part in parts[3:]), _age(ticket, parts, 0)),
-    "ticket": lambda ticket, parts, starts: ticket,
-}
 
 
 @lru_cache(1000)
-def _starts(noted: bytes | None) -> int:
-    return decode(noted or b"0").starts
+def _attempts(noted: bytes | None) -> Attempts:
+    return NEVER if noted is None else decode(noted)
+
+
+class _Scan:
+    """Tickets and their records, and what lists choose and sort them by, in columns: kept short, because they have a
+    hundred thousand. ``is_all``: there was time for all of them."""
+
+    def __init__(self, link: Link, keys: Keys, found: Mapping[bytes, bytes], is_all: bool = True) -> None:
+        self._link, self._keys, self.is_all, self.at_s = link, keys, is_all, now_s()
+        self.tickets, self.records = list(found), list(found.values())
+        self._orders = dict[str, list[int]]()
+
+    @cached_property
+    def words(self) -> list[bytes]:
+        """Who has each ticket; until when one waits, makes no difference."""
+        return [record.partition(b" ")[0].partition(b"@")[0] for record in self.records]
+
+    @cached_property
+    def heads(self) -> list[bytes]:
+        """The first message of each ticket; b"" where Usher has not written the record."""
+        parts = (record.split(b" ", 3) for record in self.records)
+        return [part[2] if len(part) > 2 and part[1].isdigit() else b"" for part in parts]
+
+    @cached_property
+    def ages(self) -> list[int]:
+        return [int(ms) if (ms := head.partition(b"-")[0]).isdigit() else 0 for head in self.heads]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        parts = (self.heads[at : at + _AT_ONCE] for at in range(0, len(self.heads), _AT_ONCE))
+        return [_attempts(one).starts for ids in parts for one in self._link.call("HMGET", self._keys.attempts, *ids)]
+
+    @cached_property
+    def named(self) -> set[bytes]:
+        """Messages that records of tickets without an owner name."""
+        free = [record for record in self.records if b":" not in record]
+        return {*self.heads, *(one for record in free if record.count(b" ") > 2 for one in record.split(b" ")[3:])}
+
+    def order(self, name: str) -> list[int]:
+        """Return the places of all tickets, the first one first."""
+        if name not in self._orders:
+            by_age = range(len(self.records)) if name == "age" else self.order("age")
+            self._orders[name] = sorted(by_age, key=ORDERS[name](self).__getitem__)
+        return self._orders[name]
+
+    def places(self, wanted: TicketFilter, order: str) -> Iterator[int]:
+        """Yield, in an order, the places of tickets that may fit, as far as their records tell."""
+        words, owners = self.words, dict(zip(self.words, self.records, strict=True))
+        fits = {word: wanted.may_fit(record.partition(b" ")[0]) for word, record in owners.items()}
+        return (at for at in self.order(order) if fits[words[at]])
+
+
+#: Orders of a list: the columns that it is sorted by; what is alike comes by age.
+ORDERS: Mapping[str, Callable[[_Scan], Sequence[Any]]] = {
+    "age": lambda scan: scan.ages,
+    "attempts": lambda scan: [-starts for starts in scan.starts],
+    "messages": lambda scan: [-record.count(b" ") for record in scan.records],
+    "ticket": lambda scan: scan.tickets,
+}
 
 
 class FoundTickets(NamedTuple):
-    """Tickets that fit a filter. ``number``: of all that were found; ``is_all``: nothing was left out of the search;
-    ``are_first``: no other one comes before the last row."""
+    """Tickets that fit a filter, as they are now. ``number``: of all that were found; ``is_all``: nothing was left out
+    of the search; ``are_first``: no other one comes before the last row; ``age_s``: how long ago the index was looked
+    through for them."""
 
     rows: list[dict[str, Any]]
     number: int
     is_all: bool
     are_first: bool
+    age_s: float
 
 
 class _Looked(NamedTuple):
-    """A ticket of the index, its place in a list, and what one look at Redis tells of it. ``made``: its row, if there
-    is one already."""
+    """A ticket of the index, and what one look at Redis tells of it. ``made``: its row, if there is one already."""
 
-    key: Any
     ticket: bytes
     record: bytes
     seen: Seen
@@ -107,8 +147,9 @@ class StatusReader:
         self._ticket_field, self._link = ticket_field, link
         self._sources = SourcesReader(link, keys, sources) if sources is not None else None
         self._keys, self._stream, self._scripts = keys, TicketStream(link, keys), ScriptRunner(link)
-        self._letters = DeadLetters(link, keys)
-        self._seen_sources: tuple[float, dict[str, Any]] | None = None
+        self._letters, self._scanning = DeadLetters(link, keys), threading.Lock()
+        self._scan: _Scan | None = None
+        self._kept_sources = Kept(_SOURCES_KEPT_S, self._sources.overview) if self._sources is not None else None
 
     def overview(self) -> dict[str, Any]:
         """Return stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in
@@ -124,11 +165,7 @@ class StatusReader:
     def sources(self) -> dict[str, Any] | None:
         """Return the progress of gathering several ticket streams (see SourcesReader), at most some seconds old; None
         when there is one stream, which is worked on as it is."""
-        if self._sources is None:
-            return None
-        if self._seen_sources is None or now_s() - self._seen_sources[0] > _SOURCES_KEPT_S:
-            self._seen_sources = (now_s(), self._sources.overview())
-        return self._seen_sources[1]
+        return self._kept_sources() if self._kept_sources is not None else None
 
     def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
         """Return rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""
@@ -145,9 +182,10 @@ class StatusReader:
             group = {}
         rows = consumer_rows(self._link, self._keys, read_rules(self._link, self._keys), group)
         having: dict[bytes, list[str]] = {str(row["incarnation"]).encode(): [] for row in rows}
-        for ticket, record in islice(self._stream.records(), _MOST_INDEXED):
-            if record is not None and record.owner in having:
-                having[record.owner].append(ticket.decode(errors="replace"))
+        scan = self._scanned(_OWNERS_S)
+        for ticket, owner in zip(scan.tickets, scan.words, strict=True):
+            if owner in having:
+                having[owner].append(ticket.decode(errors="replace"))
         return [row | {"ticket_ids": sorted(having[str(row["incarnation"]).encode()])} for row in rows]
 
     def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
@@ -161,74 +199,78 @@ class StatusReader:
     def each(self, wanted: TicketFilter) -> Iterator[list[dict[str, Any]]]:
         """Yield page by page the tickets of the index that fit; a ticket whose record changes meanwhile may come
         twice."""
-        for found in self._listed(wanted, "age", set()):
-            yield [one.row() for one in self._fitting(found, wanted)]
+        for records in self._pages():
+            scan = _Scan(self._link, self._keys, records)
+            yield [one.row() for one in self._fitting(scan, list(scan.places(wanted, "age")), wanted)]
 
     def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> FoundTickets:
         """Return the first ``most`` tickets of all that fit, in an order of ``ORDERS``: they are looked at in that
         order, until there are so many, or that took ``within_s`` seconds of a core. (On a machine that is overloaded a
         page that comes late is better than one that found nothing.)"""
-        began_s, listed, is_whole, named = thread_time(), list[_Listed](), True, set[bytes]()
-        for page in self._listed(wanted, order, named):
-            listed += page
-            if thread_time() - began_s > within_s / 2:
-                is_whole = False
-                break
-        parked, has_parked, found = list[dict[str, Any]](), True, list[_Looked]()
+        began_s, scan = thread_time(), self._scanned(within_s / 2)
+        parked, has_parked, found, is_over = list[dict[str, Any]](), True, list[_Looked](), False
         if wanted.wants_waiting:
-            parked, has_parked = self.parked(most, wanted.fits, now_s() + within_s, named)
-        heapify(listed)
-        while listed and len(found) < most and thread_time() - began_s < within_s:
-            found += self._fitting([heappop(listed) for _ in range(min(len(listed), _LOOKED_AT))], wanted)
-        rows = [(one.key, one.row()) for one in found[:most]]
-        for row in parked:
-            parts = f"x 0 {' '.join(row['message_ids'])}".encode().split(b" ", 3)
-            rows.append((ORDERS[order](row["ticket_id"].encode(), parts, 0), row))
-        shown = [row for _, row in nsmallest(most, rows, key=lambda one: one[0])]
+            parked, has_parked = self.parked(most, wanted.fits, now_s() + within_s, scan.named)
+        places = scan.places(wanted, order)
+        while not is_over and len(found) < most and thread_time() - began_s < within_s:
+            some = list(islice(places, _LOOKED_AT))
+            found, is_over = found + self._fitting(scan, some, wanted), len(some) < _LOOKED_AT
+        looked, found = len(found), self._now(found[:most], wanted)
+        number = looked - min(looked, most) + len(found) + len(parked)
+        rows = {row["ticket_id"].encode(): row for row in parked} | {one.ticket: one.row() for one in found}
+        free = {row["ticket_id"].encode(): f"x 0 {' '.join(row['message_ids'])}".encode() for row in parked}
+        both = _Scan(self._link, self._keys, free | {one.ticket: one.record for one in found})
+        shown = [rows[both.tickets[at]] for at in both.order(order)[:most]]
         self.explained([row for row in shown if row.get("last_error") is None])
-        is_all = is_whole and has_parked and not listed
-        are_first = is_all or (is_whole and has_parked and len(shown) == most)
-        return FoundTickets(shown, len(found) + len(parked), is_all, are_first)
+        is_all = scan.is_all and has_parked and is_over
+        are_first = is_all or (scan.is_all and has_parked and len(shown) == most)
+        return FoundTickets(shown, number, is_all, are_first, now_s() - scan.at_s)
 
-    def _listed(self, wanted: TicketFilter, order: str, named: set[bytes]) -> Iterator[list[_Listed]]:
-        """Yield page by page the tickets of the index that may fit, as far as their records tell. ``named`` gets the
-        messages that records of tickets without an owner name, if those of others that wait are wanted. Kept short,
-        because it runs by the hundred thousand."""
-        key, known, noted, names = ORDERS[order], dict[bytes, bool](), dict[bytes, int](), wanted.wants_waiting
+    def _scanned(self, within_s: float) -> _Scan:
+        """Return the index as one scan found it, at most ``_SCAN_KEPT_S`` ago: who asks meanwhile waits for the same
+        one. It has what ``within_s`` seconds of a core were enough for."""
+        with self._scanning:
+            scan = self._scan  # of which another thread may let go
+            if scan is None or now_s() - scan.at_s > _SCAN_KEPT_S:
+                began_s, records, is_all = thread_time(), dict[bytes, bytes](), True
+                for page in self._pages():
+                    records |= page
+                    if not (is_all := thread_time() - began_s <= within_s):
+                        break
+                scan = self._scan = _Scan(self._link, self._keys, records, is_all)
+            return scan
+
+    def forget(self) -> None:
+        """Let go of the scan: it has a hundred bytes a ticket, and more."""
+        self._scan = None
+
+    def _pages(self) -> Iterator[dict[bytes, bytes]]:
         cursor = b""
         while cursor != b"0":
             cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor or b"0", "COUNT", _AT_ONCE)
-            found = []
-            if order == "attempts" and flat:
-                ids = [b"".join(record.split(b" ", 3)[2:3]) for record in flat[1::2]]
-                noted = dict(zip(ids, map(_starts, self._link.call("HMGET", self._keys.attempts, *ids)), strict=True))
-            for ticket, record in zip(flat[::2], flat[1::2], strict=True):
-                parts = record.split(b" ", 3)
-                # until when one waits, makes no difference
-                word = b"waits@" if record.startswith(b"waits@") else parts[0]
-                if word not in known:
-                    known[word] = wanted.may_fit(parts[0])
-                if known[word]:
-                    starts = noted.get(parts[2], 0) if noted and len(parts) > 2 else 0
-                    found.append((key(ticket, parts, starts), ticket, record))
-                if names and b":" not in word:
-                    named.update(record.split(b" ")[2:])
-            yield found
+            yield pairs(flat)
 
-    def _fitting(self, listed: Sequence[_Listed], wanted: TicketFilter) -> list[_Looked]:
-        found = _look_at(self._link, self._keys, listed, wanted)
+    def _now(self, found: list[_Looked], wanted: TicketFilter) -> list[_Looked]:
+        """Look again at those whose records have changed since the scan; those that do not fit any more are left
+        out."""
+        values = self._link.call("HMGET", self._keys.tickets, *(one.ticket for one in found)) if found else []
+        now = {one.ticket: value for one, value in zip(found, values, strict=True)}
+        changed = {one.ticket: value for one in found if (value := now[one.ticket]) not in (None, one.record)}
+        scan = _Scan(self._link, self._keys, changed)
+        again = {one.ticket: one for one in self._fitting(scan, list(scan.places(wanted, "age")), wanted)}
+        as_now = [one if now[one.ticket] == one.record else again.get(one.ticket) for one in found]
+        return [one for one in as_now if one is not None]
+
+    def _fitting(self, scan: _Scan, places: Sequence[int], wanted: TicketFilter) -> list[_Looked]:
+        found = _look_at(self._link, self._keys, scan, places, wanted)
         if not wanted.error:
             return found
         # Of a halted ticket its letter may tell the error: for each of these letters all may be looked through.
         unknown = [one for one in found if one.error is None and one.seen.kind == "halted"]
         told = self.explained([one.row() for one in unknown])
         rows = {one.ticket: row for one, row in zip(unknown, told, strict=True)}
-        kept = []
-        for one in found:
-            row, error = rows.get(one.ticket), last_error(one.seen.attempts, one.error)
-            if wanted.has_error(row["last_error"] if row is not None else error and error._asdict()):
-                kept.append(one._replace(made=row))
-        return kept
+        known = [one._replace(made=rows.get(one.ticket)) for one in found]
+        return [one for one in known if one.made is None or wanted.has_error(one.made["last_error"])]
 
     def parked(
         self,
@@ -282,25 +324,15 @@ class StatusReader:
                 row |= tried(NEVER, error)
         return rows
 
-    def audit(self) -> dict[str, Any] | None:
-        """Return the summary of the last audit (``usher.master.audit.job.summary``); None when there was
-        none, or the stored summary cannot be read."""
-        return _document(self._link.call("GET", self._keys.audit))
-
-    def history(self) -> dict[str, Any] | None:
-        """Return what the last proof from the archive said (``since_ms``, ``executions``, ``before``, ``unproven``),
-        and ``until_ms``; None when there was none, or it cannot be read."""
-        found = _document(self._link.call("HGET", self._keys.archived, "history"))
-        return found and found | {"until_ms": self.proven_until_ms()}
-
-    def report(self) -> dict[str, Any] | None:
-        """Return the head of the last `usher report`."""
-        return _document(self._link.call("HGET", self._keys.archived, "report"))
-
-    def proven_until_ms(self) -> int | None:
-        """Return until when history is proven from the archive, by Redis' clock; None without a proof."""
-        noted = self._link.call("HGET", self._keys.archived, "proven_until_ms")
-        return int(noted) if noted and noted.isdigit() else None
+    def proofs(self) -> dict[str, Any]:
+        """Return what was found last, None for what was never made, or cannot be read: ``audit``
+        (``usher.master.audit.job.summary``); ``history``: what the last proof from the archive said; ``until_ms``:
+        until when it proves history, by Redis' clock; ``report``: the head of the last `usher report`."""
+        asked = ("HMGET", self._keys.archived, "history", "report", "proven_until_ms")
+        audit, (history, report, noted) = self._link.all_of([("GET", self._keys.audit), asked])
+        until_ms, known = int(noted) if noted and noted.isdigit() else None, _document(history)
+        told = {"audit": _document(audit), "report": _document(report), "until_ms": until_ms}
+        return told | {"history": known and known | {"until_ms": until_ms}}
 
 
 def consumer_rows(link: Link, keys: Keys, rules: Rulebook, pending: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -348,36 +380,37 @@ def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
 def ticket_rows(link: Link, keys: Keys, found: Iterable[tuple[bytes, bytes]]) -> list[dict[str, Any]]:
     """Return rows of tickets and their records, with what they are doing, in the words of explain, as far as one look
     at Redis can tell: the owner alone knows whether a handler runs at this moment, and is not asked."""
-    return [one.row() for one in _look_at(link, keys, [(0, *pair) for pair in found], TicketFilter())]
+    scan = _Scan(link, keys, dict(found))
+    return [one.row() for one in _look_at(link, keys, scan, range(len(scan.tickets)), TicketFilter())]
 
 
-def _look_at(link: Link, keys: Keys, listed: Sequence[_Listed], wanted: TicketFilter) -> list[_Looked]:
-    """Return those that are in a wanted state, with what they are doing: in one round trip for all, and one for the
-    rules if any was given back. Kept short, because it runs by the ten thousand."""
-    heads = [record.split(b" ", 3) for _, _, record in listed]
-    heads = [head if len(head) > 2 and head[1].isdigit() else [b"", b"", b""] for head in heads]
-    words, ids = [head[0].partition(b"@")[0] for head in heads], [head[2] for head in heads]
-    named = dict(zip(words, (head[0] for head in heads), strict=True))  # until when one waits, makes no difference
+def _look_at(link: Link, keys: Keys, scan: _Scan, places: Sequence[int], wanted: TicketFilter) -> list[_Looked]:
+    """Return those that are in a wanted state, with what they are doing, and may have a wanted error: in one round trip
+    for all, and one for the rules if any was given back. Kept short, because it runs by the ten thousand."""
+    heads, words = scan.heads, scan.words
+    named = {words[at]: scan.records[at].partition(b" ")[0] for at in places}
     kinds = {word: kind_of(owner) or "unreadable" for word, owner in named.items()}
-    owners = [owner for word, owner in named.items() if kinds[word] == "owned"]
+    owners, ids = [owner for word, owner in named.items() if kinds[word] == "owned"], [heads[at] for at in places]
     asked: list[tuple[str | bytes, ...]] = [("HMGET", key, *ids) for key in (keys.attempts, keys.errors) if ids]
     leased = [("EXISTS", keys.lease(owner.decode(errors="replace"))) for owner in owners]
     noted, errors, *leases = link.all_of([*asked, *leased]) or ((), ())
     lost = {owner for owner, there in zip(owners, leases, strict=True) if not there}
     book = read_rules(link, keys) if "returned" in kinds.values() else Rulebook()
-    fits, found = dict[tuple[str, str, bytes | None], bool](), list[_Looked]()
-    for one, word, value, text in zip(listed, words, noted, errors, strict=True):
-        kind, lease = kinds[word], "lost" if word in lost else "live"
-        alike = (kind, lease, value)  # but for errors and rules
-        if text is None and kind != "returned" and not fits.get(alike, True):
+    unfit, found = set[tuple[bytes, bytes | None]](), list[_Looked]()
+    for at, value, text in zip(places, noted, errors, strict=True):
+        word, ticket = words[at], scan.tickets[at]
+        if text is None and (word, value) in unfit:
             continue
-        error, rule = decode_error(text), book.of(one[1]) if kind == "returned" else None
-        seen = Seen(kind, lease, NEVER if value is None else decode(value), 0, rule, told_alike(error))
-        is_wanted = wanted.has_state(ticket_state(seen).name)
-        if text is None:
-            fits[alike] = is_wanted
-        if is_wanted:
-            found.append(_Looked(*one, seen, error))
+        kind, lease = kinds[word] if heads[at] else "unreadable", "lost" if word in lost else "live"
+        known, error = _attempts(value), decode_error(text)
+        has_error = not wanted.error or (kind == "halted" and error is None)  # whose letter may tell it
+        has_error = has_error or ((last := last_error(known, error)) is not None and wanted.has_error(last._asdict()))
+        rule = book.of(ticket) if kind == "returned" and has_error else None
+        seen = Seen(kind, lease, known, 0, rule, told_alike(error))
+        if has_error and wanted.has_state(ticket_state(seen).name):
+            found.append(_Looked(ticket, scan.records[at], seen, error))
+        elif text is None and heads[at] and kind != "returned":  # where nothing else differs
+            unfit.add((word, value))
     return found
 
 

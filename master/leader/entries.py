@@ -167,16 +167,9 @@ class MarkReader:
         unreadable = [mark for mark in marks if not mark.is_readable]
         if unreadable:
             self.unreadable += len(unreadable)
-            first = unreadable[0]
-            event(
-                log,
-                "priority_unreadable",
-                level=logging.WARNING,
-                count=len(unreadable),
-                first=first.id,
-                ticket=first.ticket,
-                why="not a number from 0 to 9: it counts as 0",
-            )
+            first, why = unreadable[0], "not a number from 0 to 9: it counts as 0"
+            facts: dict[str, Any] = {"count": len(unreadable), "first": first.id, "ticket": first.ticket, "why": why}
+            event(log, "priority_unreadable", level=logging.WARNING, **facts)
         return marks
 
 

@@ -87,15 +87,9 @@ class LossBook:
 
     def set_back(self, repeats: IdRange | None, lost: IdRange | None) -> None:
         """Tell of what a group was given that knows nothing of that any more."""
-        event(
-            log,
-            "group_set_back",
-            level=logging.ERROR,
-            stream=self._keys.stream,
-            may_repeat=format_id_range(repeats),
-            lost=format_id_range(lost),
-            why="Redis lost its last moments (power loss, failover), or somebody set the group back",
-        )
+        why = "Redis lost its last moments (power loss, failover), or somebody set the group back"
+        ids: dict[str, Any] = {"may_repeat": format_id_range(repeats), "lost": format_id_range(lost)}
+        event(log, "group_set_back", level=logging.ERROR, stream=self._keys.stream, **ids, why=why)
         self.declare(DeclaredLoss("set_back", repeats, lost))
 
 
@@ -176,30 +170,13 @@ class KeptBodies:
             self.bodies.pop(one, None)
 
 
-class ParkedPage(NamedTuple):
-    """A page of the entries pending under ``master``. ``last`` is None after the end."""
+class Page(NamedTuple):
+    """A page of the entries pending under ``master``, or taken back from a dead incarnation. ``last`` is None after the
+    end."""
 
     last: bytes | None
     found: list[PeekedEntry]
     gone: list[bytes]
-
-
-class TakenPage(NamedTuple):
-    """A page of entries taken back from a dead incarnation. ``alive`` means that nothing was taken: its lease still
-    runs."""
-
-    alive: bool
-    size: int
-    found: list[PeekedEntry]
-    gone: list[bytes]
-
-
-class Freed(NamedTuple):
-    """The end of a recovery: tickets that other consumers own, and (id, ticket) of entries that were under ``master``
-    unseen."""
-
-    others: list[bytes]
-    parked: list[tuple[bytes, bytes]]
 
 
 class PositionLook(NamedTuple):
@@ -278,8 +255,8 @@ class LeaderScripts:
         self._kept = KeptBodies()
         self.highest = 0  # rank of the highest id that anybody was given, as far as it is known
         # The last position of the group of which Redis said how many entries it had been given by then, this number,
-        # and how many we were given since.
-        self._given: tuple[bytes, int | None, int] = (ZERO, None, 0)
+        # how many we were given since, and how many we have taken that it has not counted yet.
+        self._given: tuple[bytes, int | None, int, int] = (ZERO, None, 0, 0)
         self._cuts: list[tuple[int, bytes, bytes, int]] = []  # as note_cut has them: to be counted
 
     def check(self) -> None:
@@ -292,7 +269,7 @@ class LeaderScripts:
         groups = LogKeys(keys.stream).groups
         script_keys = (keys.stream, keys.leader, keys.epoch, keys.taken, groups, keys.counters, keys.changed)
         _, position, given, fence, self.noted = self._run("begin", script_keys, ("1" if is_new else "",))
-        self._fence, self._given = int(fence), (position, None if given == b"" else int(given), 0)
+        self._fence, self._given = int(fence), (position, None if given == b"" else int(given), 0, 0)
         self._taken, self.highest = b"%s %s" % (position, str(given).encode() if given != b"" else b""), rank(position)
         self._behind_ms = redis_ms(self._scripts.link) - 1000 * now_s()
         self.look()
@@ -400,7 +377,8 @@ class LeaderScripts:
         if plan.targets:
             self._kept.drop(chain.from_iterable(part.ids for target in plan.targets for part in target.parts))
             self._counts.hand_over(plan, began_ns)
-        return reply, self._was_read(done, count, told[-1] if count > _MANY else []) if count else NO_NEW_ENTRIES
+        newest, first = told[-1] if count > _MANY else [], new.found[0][0] if new.is_told else b""
+        return reply, self._was_read(done, count, newest, first) if count else NO_NEW_ENTRIES
 
     def _packet(
         self, plan: HandOverPlan, new: NewEntries, index: Mapping[bytes, bytes], fence: int, has_bodies: bool
@@ -499,17 +477,21 @@ class LeaderScripts:
             raise ReplyUnknown(f"what a turn asks behind it: {odd}")
         return done, behind[3:], False
 
-    def _was_read(self, replies: Sequence[Any], count: int, newest: Any) -> NewEntries:
+    def _was_read(self, replies: Sequence[Any], count: int, newest: Any, told: bytes) -> NewEntries:
+        """``told``: it was taken, and if it is not the first that was read it is gone, and Redis counts it later."""
         entries = replies[0][0][1] if replies[0] else []
         facts = group_of(replies[1], self._keys.group, None) or {}
         position, given = facts[b"last-delivered-id"], facts.get(b"entries-read")
-        at, before, since = self._given
+        at, before, since, gone = self._given
+        gone += bool(told) and [one[0] for one in entries[:1]] != [told]
+        since += len(entries)
         if given is None:
-            self._given = at, before, since + len(entries)
+            self._given = at, before, since, gone
         else:
-            if before is not None and given > before + since + len(entries):
-                self._cuts.append((given - before, at, position, since + len(entries)))
-            self._given = position, given, 0
+            left = gone if before is None else before + since + gone - given
+            if left < 0:
+                self._cuts.append((given - (before or 0), at, position, since + gone))
+            self._given = position, given, 0, max(0, min(gone, left))
         found = self._parser.parse(position, entries, len(entries) < count, given)
         largest = sum(map(len, newest[0][1])) if newest else 0
         return found if largest <= found.largest else replace(found, largest=largest)
@@ -520,9 +502,7 @@ class LeaderScripts:
 
     def told(self, position: bytes, entry: tuple[bytes, Sequence[bytes]]) -> NewEntries:
         """Return an entry, (id, fields), of which our server told, to be taken although it is yet to be read."""
-        at, given, since = self._given
-        number = None if given is None or since or at != position else given + 1
-        return replace(self._parser.parse(position, [entry], False, number), is_told=True)
+        return replace(self._parser.parse(position, [entry], False), is_told=True)
 
     def recall(self, incarnation: str, tickets: Iterable[tuple[bytes, bytes, Sequence[bytes]]]) -> bool:
         """Ask an incarnation to give tickets back, each with its fence and all that may have been started of it. What
@@ -544,9 +524,8 @@ class LeaderScripts:
 
     # ---- scripts -----------------------------------------------------------------------------------------------------
 
-    def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
-        _, _, last, found, gone = self._take_back("master", b"-" if after is None else b"(" + after, count)
-        return ParkedPage(last or None, _found(found), gone)
+    def read_parked(self, after: bytes | None, count: int) -> Page:
+        return self.take_back("master", count, after) or Page(None, [], [])
 
     def tenants_of(self, entries: Sequence[tuple[bytes, bytes]]) -> Sequence[Mark]:
         """Read the marks of entries, (id, ticket), that consumers have, as far as they tell the tenant."""
@@ -566,37 +545,36 @@ class LeaderScripts:
         args = [part for entry in entries for part in entry]
         return int(self._run("reject", (keys.stream, keys.leader, keys.dead, keys.letters), args)[1])
 
-    def take_back(self, incarnation: str, count: int) -> TakenPage:
-        """Bring one page of a dead incarnation's entries to ``master``."""
-        reply = self._take_back(incarnation, b"-", count)
-        if reply[0] == b"ALIVE":
-            return TakenPage(True, 0, [], [])
-        _, size, _, found, gone = reply
-        return TakenPage(False, size, _found(found), gone)
-
-    def _take_back(self, name: str, start: bytes, count: int) -> Any:
+    def take_back(self, name: str, count: int, after: bytes | None = None) -> Page | None:
+        """Bring one page of a dead incarnation's entries to ``master``. None: its lease still runs, and nothing
+        happened."""
         keys, own = self._keys, (self._keys.noted(name), self._keys.inbox(name))
         script_keys = (keys.stream, keys.leader, keys.lease(name), keys.dead, keys.attempts, *own, keys.letters)
-        return self._run("take_back", script_keys, (name, start, count, *self._parse_arguments))
+        start = b"-" if after is None else b"(" + after
+        reply = self._run("take_back", script_keys, (name, start, count, *self._parse_arguments))
+        return None if reply[0] == b"ALIVE" else Page(reply[2] or None, _found(reply[3]), reply[4])
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed | None:
-        """Free the records of a dead incarnation's tickets, each with what memory has of it as unfinished. Return None
-        when it still has entries."""
+    def free_tickets(
+        self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]
+    ) -> tuple[list[bytes], list[tuple[bytes, bytes]]] | None:
+        """Free the records of a dead incarnation's tickets, each with what memory has of it as unfinished. Return the
+        tickets that other consumers own, and (id, ticket) of entries that were under ``master`` unseen; None when it
+        still has entries."""
         keys = self._keys
         script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead, keys.letters)
-        freed, left = Freed([], []), [part for ticket, ids in tickets for part in (ticket, b" ".join(ids))]
+        others, parked = list[bytes](), list[tuple[bytes, bytes]]()
+        left = [part for ticket, ids in tickets for part in (ticket, b" ".join(ids))]
         while True:
             state, *reply = self._run("free_tickets", script_keys, (incarnation, *left))
             if state != b"OK":
                 if len(left) < 2 * len(tickets):
                     raise ReplyUnknown(f"{incarnation} was handed something by another client: {state.decode()}")
                 return None
-            others, parked, looked_at = reply
-            freed.others.extend(others)
-            freed.parked.extend((found.id, found.ticket or b"") for found in _found(parked))
-            del left[: 2 * looked_at]
+            others += reply[0]
+            parked += [(found.id, found.ticket or b"") for found in _found(reply[1])]
+            del left[: 2 * reply[2]]
             if not left:
-                return freed
+                return others, parked
 
     def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int, highest: bytes = b"") -> Swept:
         """Take one step of the idle sweep; entries owned by ``known`` incarnations with a living lease are left
@@ -683,7 +661,10 @@ class LeaderScripts:
 
 
 class LeaderService(Service):
-    """Service that works while this master leads, each turn under the epoch with which it began."""
+    """Service that works while this master leads, each turn under the epoch with which it began. ``standby_s``: while
+    it does not, it looks so often whether it does."""
+
+    standby_s = 60.0
 
     def __init__(self, link: Link, keys: Keys, lead: Lead, ticket_field: str = "") -> None:
         super().__init__()
@@ -705,4 +686,4 @@ class LeaderService(Service):
 
     def stand_by(self) -> float:
         """Let another master lead. Returns the seconds after which to look again who does."""
-        raise TypeError(f"{type(self).__name__} must define stand_by")
+        return self.standby_s

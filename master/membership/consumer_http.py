@@ -28,9 +28,9 @@ from usher.common.http.tls import FileValue, client_tls
 from usher.master.membership.health_url import HealthHosts, UnfitUrl
 
 if TYPE_CHECKING:
-    from usher.master.policy.explain.facts import OwnEntry, OwnerTold
+    from usher.master.policy.explain.explain import OwnEntry, OwnerTold
 
-facts: Any = Late("usher.master.policy.explain.facts")
+facts: Any = Late("usher.master.policy.explain.explain")
 
 #: How often requests that take too long in all are looked for.
 _LOOK_S = 0.5

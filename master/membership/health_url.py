@@ -29,25 +29,15 @@ _ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9a-fA-F]*)\.?")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-#: Refused even when a network of the allow-list contains them: this host, link-local (cloud metadata), multicast,
-#: metadata at other addresses, and IPv6 forms that lead to IPv4 addresses by another way.
+#: Refused even when a network of the allow-list contains them.
 _NEVER: tuple[Network, ...] = tuple(
     ipaddress.ip_network(network)
     for network in (
-        "0.0.0.0/8",
-        "100.100.100.200/32",
-        "169.254.0.0/16",
-        "192.0.0.0/24",
-        "224.0.0.0/3",
-        "::/128",
-        "::ffff:0:0/96",
-        "64:ff9b::/96",
-        "64:ff9b:1::/48",
-        "2001::/32",
-        "2002::/16",
-        "fd00:ec2::254/128",
-        "fe80::/10",
-        "ff00::/8",
+        *("0.0.0.0/8", "::/128"),  # this host
+        *("169.254.0.0/16", "fe80::/10"),  # link-local: metadata of clouds
+        *("100.100.100.200/32", "192.0.0.0/24", "fd00:ec2::254/128"),  # metadata elsewhere
+        *("224.0.0.0/3", "ff00::/8"),  # multicast
+        *("::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16"),  # IPv4 by another way
     )
 )
 

@@ -89,26 +89,6 @@ def strangers(pending: Mapping[str, int], members: Container[str]) -> dict[str, 
     return {name: count for name, count in pending.items() if count and name not in members and ":" in name}
 
 
-def clamp_leases(link: Link, keys: Keys, left_ms: Mapping[str, int], lease_ms: int) -> None:
-    """Shorten those of these leases, by incarnation, that last longer than any that was given: the clock of Redis was
-    set back since. ``lease_ms``: the lease that this master gives. Raises what ``Link.call`` raises.
-
-    A living consumer renews its lease soon, so this is for one that died just before: its tickets, and its name, would
-    wait for as long as the clock was set back. Shortening is right whoever does it and whatever happens meanwhile:
-    nobody trusts the lease for longer than it was given for, and from now on that time runs. So it needs no script and
-    no epoch.
-    """
-    # The longest lease was noted before these were registered, and only grows.
-    longest_ms = max(int(link.call("HGET", keys.counters, "lease") or 0), lease_ms)
-    for name, left in left_ms.items():
-        if left > longest_ms:
-            event(log, "lease_too_long", level=logging.WARNING, consumer=name, left_ms=left, longest_ms=longest_ms)
-            try:
-                link.call("PEXPIRE", keys.lease(name), longest_ms)
-            except CommandRefused:  # this user lacks the right
-                return
-
-
 class ConsumerRegistry(Service):
     """Service that reads the roster while this master leads, and posts it: when somebody says that it has changed
     (``wake``: a registration, a first renewal, a drain, a revocation, a departure, a new lead), when the first lease
@@ -146,8 +126,27 @@ class ConsumerRegistry(Service):
         left_ms = read_left_ms(self._link, self._keys, [name for name, member in members.items() if member.alive])
         self._tell(members)
         if any(ms > self._lease_ms for ms in left_ms.values()):
-            clamp_leases(self._link, self._keys, left_ms, self._lease_ms)
+            self._shorten(left_ms)
         return max(_LEAST_S, min([_EVERY_S, *((ms + 1) / 1000 for ms in left_ms.values())]))
+
+    def _shorten(self, left_ms: Mapping[str, int]) -> None:
+        """Shorten those of these leases that last longer than any that was given: the clock of Redis was set back
+        since.
+
+        A living consumer renews its lease soon, so this is for one that died just before: its tickets, and its name,
+        would wait for as long as the clock was set back. Shortening is right whoever does it and whatever happens
+        meanwhile: nobody trusts the lease for longer than it was given for, and from now on that time runs. So it needs
+        no script and no epoch.
+        """
+        # The longest lease was noted before these were registered, and only grows.
+        longest_ms = max(int(self._link.call("HGET", self._keys.counters, "lease") or 0), self._lease_ms)
+        for name, left in left_ms.items():
+            if left > longest_ms:
+                event(log, "lease_too_long", level=logging.WARNING, consumer=name, left_ms=left, longest_ms=longest_ms)
+                try:
+                    self._link.call("PEXPIRE", self._keys.lease(name), longest_ms)
+                except CommandRefused:  # this user lacks the right
+                    return
 
 
 #: Times that another registration of the same name may come in between before we give up for now.
@@ -252,20 +251,11 @@ class Membership:
         self, new: Registration, stored: bytes, former: Registration | None, lease_ms: int, proven_dead: bool
     ) -> Sequence[Any]:
         keys, before = self._keys, (former or new).incarnation
-        reply: Sequence[Any] = self._scripts.run(
-            "register",
-            (
-                keys.consumers,
-                keys.lease(before),
-                keys.lease(new.incarnation),
-                keys.changed,
-                keys.counters,
-                keys.inbox(before),
-                keys.unproven(new.incarnation),
-                keys.unproven(before),
-            ),
-            (new.name, stored, new.dump(), lease_ms, "1" if proven_dead else "0"),
-        )
+        leases = (keys.lease(before), keys.lease(new.incarnation))
+        own = (keys.inbox(before), keys.unproven(new.incarnation), keys.unproven(before))
+        script_keys = (keys.consumers, *leases, keys.changed, keys.counters, *own)
+        args = (new.name, stored, new.dump(), lease_ms, "1" if proven_dead else "0")
+        reply: Sequence[Any] = self._scripts.run("register", script_keys, args)
         return reply
 
     def close(self) -> None:

@@ -15,12 +15,14 @@ from usher.common.protocol.stream_id import ZERO, is_id, rank
 from usher.common.protocol.ticket_states import BY_OWNER, TicketState
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.insight.lag import stream_sums
+from usher.master.insight.stats import stream_sums
 from usher.master.insight.status import ticket_rows
 from usher.master.policy.letters import HALT
 
 #: Seconds that reading a list, or a search, may take for one answer; and messages read by one call.
-FIELDS_S, _READ_AT_ONCE = 0.2, 200
+FIELDS_S, _READ_AT_ONCE = 0.15, 200
+#: Of a traceback, which the handler's process bounds.
+_TRACE_BYTES = 32_768
 #: Of a search: entries looked at by one call, and for one answer; and the most entries counted for the lag where Redis
 #: does not know it.
 _FIND_AT_ONCE, _MOST_LOOKED_AT, _MOST_COUNTED = 200, 20_000, 4_000
@@ -98,11 +100,19 @@ class MessageFields:
         rows = iter(self.add([row for group in groups for row in group["rows"]], lambda row: row["head"]))
         return [group | {"rows": [next(rows) for _ in group["rows"]]} for group in groups]
 
-    def _values(self, stream: str, names: Sequence[str], ids: Sequence[str]) -> dict[str, list[Any]]:
+    def traces(self, letters: Sequence[dict[str, Any]]) -> dict[str, str]:
+        """Return the traceback of the first letter of each kind of error, by its id."""
+        first = {(row["error_type"], row["at"]): row["id"] for row in reversed(letters)}
+        found = self._values(self._keys.dead, ("usher-traceback",), list(first.values()), _TRACE_BYTES)
+        return {one: told[0].decode(errors="replace") for one, (told,) in found.items() if told}
+
+    def _values(
+        self, stream: str, names: Sequence[str], ids: Sequence[str], most_bytes: int = SHOWN_BYTES
+    ) -> dict[str, list[Any]]:
         until_s, known, left = now_s() + self._within_s, dict[str, list[Any]](), list(ids)
         while left:
             some = left[:_READ_AT_ONCE]
-            values = self._scripts.run("read_fields", (stream,), (SHOWN_BYTES, "", len(names), *names, *some))
+            values = self._scripts.run("read_fields", (stream,), (most_bytes, "", len(names), *names, *some))
             known.update(zip(some, values, strict=False))
             left = left[len(values) :]
             if now_s() > until_s:

@@ -45,8 +45,9 @@ class OperatorAction:
     what: str
     on: str
 
-    def line(self) -> tuple[str, ...]:
-        return ("who", self.by.who, "via", self.by.via, "what", self.what, "on", self.on, "why", self.by.why)
+    def line(self) -> list[bytes]:
+        told = ("who", self.by.who, "via", self.by.via, "what", self.what, "on", self.on, "why", self.by.why)
+        return [part.encode("utf-8", "surrogateescape") for part in told]
 
 
 class StepResult(NamedTuple):
@@ -72,9 +73,8 @@ class ActionLog:
         """Write a line. Never raises: the action has been done, and its log line must not make it look undone."""
         what: dict[str, Any] = {"what": action.what, "on": action.on}
         event(log, "operator_action", **action.by._asdict(), **what, outcome=outcome)
-        line = (part.encode("utf-8", "surrogateescape") for part in action.line())
         try:
-            self._link.call("XADD", self._key, "MAXLEN", "~", KEPT, "*", "outcome", outcome, *line)
+            self._link.call("XADD", self._key, "MAXLEN", "~", KEPT, "*", "outcome", outcome, *action.line())
         except (RedisTrouble, CommandRefused) as trouble:
             event(log, "operator_action_not_recorded", level=logging.WARNING, **what, why=str(trouble))
 

@@ -1,9 +1,9 @@
 """Dead letters in Redis: reads them page by page, redrives and drops them in batches. Any master can, and so can the
 commands: it needs no leader.
 
-Every step is one script (``redrive.lua``, ``drop_letters.lua``) that takes the letter out together with its effect, so
-a call whose reply was lost may be repeated: letters that were done are ``gone`` then. A leader learns from Redis of a
-ticket that may move (``usher.master.dispatch.events``).
+Every step is one script (``redrive.lua``) that takes the letter out together with its effect, so a call whose reply was
+lost may be repeated: letters that were done are ``gone`` then. A leader learns from Redis of a ticket that may move
+(``usher.master.dispatch.events``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.operations.action_log import ActionLog, OperatorAction, StepResult
+from usher.master.operations.action_log import StepResult
 from usher.master.policy.letters import (
     HALT,
     DeadLetter,
@@ -157,11 +157,11 @@ class DeadLetters:
 
     def edit(self, letter_id: bytes, fields: Sequence[bytes]) -> StepResult:
         """Send a message with these fields in place of a letter's, at the end of its ticket."""
-        return self._run("redrive", [letter_id], ("edited", *fields))[0]
+        return self._run("edit", [letter_id], fields)[0]
 
     def drop(self, ids: Sequence[bytes]) -> list[StepResult]:
         """Delete these letters; a ticket that waits for one goes on without it. At most ``AT_ONCE`` letters."""
-        return self._run("drop_letters", ids)
+        return self._run("drop", ids)
 
     def change(self, what: str, ids: Sequence[bytes]) -> Iterator[StepResult]:
         step = self.redrive if what == "redrive" else self.drop
@@ -172,18 +172,14 @@ class DeadLetters:
         assert len(ids) <= AT_ONCE
         keys = self._keys
         script_keys: list[str] = [keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader]
-        script_keys += [LogKeys(keys.stream).delayed, keys.errors] * (step == "redrive")
-        script_keys += [keys.recounted, keys.letters]
+        script_keys += [LogKeys(keys.stream).delayed, keys.errors, keys.recounted, keys.letters]
         results: list[StepResult] = []
         while len(results) < len(ids):
             left = ids[len(results) :]
-            leader, *answers = self._scripts.run(step, script_keys, (keys.group, *left, *more))
+            leader, *answers = self._scripts.run("redrive", script_keys, (keys.group, step, *left, *more))
             self.leader_url = bytes(leader).decode().partition(" ")[2]
             results += [
                 StepResult(letter_id, word.decode().lower(), *rest)
                 for letter_id, (word, *rest) in zip(left, answers, strict=False)
             ]
         return results
-
-    def note(self, action: OperatorAction, outcome: str) -> None:
-        ActionLog(self._link, self._keys).note(action, outcome)

@@ -186,17 +186,17 @@ class DelayedView:
         for some, step in ((numbered[later:], 1), (numbered[:later][::-1], -1)):
             while some:
                 chunk = [entry_id for _, entry_id in some[:AT_ONCE]]
-                results = self._run("move_delayed", chunk, at_ms, some[0][0], step)
+                results = self._run(chunk, at_ms, some[0][0], step)
                 some = some[len(results) :]
                 yield from results
 
     def drop(self, ids: Sequence[str]) -> Iterator[StepResult]:
         for at in range(0, len(ids), AT_ONCE):
-            yield from self._run("drop_delayed", ids[at : at + AT_ONCE])
+            yield from self._run(ids[at : at + AT_ONCE], "", 0, 1)
 
-    def _run(self, step: str, ids: Sequence[str], *first: str | int) -> list[StepResult]:
-        log = self._log
-        until, *words = self._scripts.run(step, (log.delayed, log.due, log.due_until), (*first, *map(member_of, ids)))
+    def _run(self, ids: Sequence[str], *first: str | int) -> list[StepResult]:
+        keys = (self._log.delayed, self._log.due, self._log.due_until)
+        until, *words = self._scripts.run("move_delayed", keys, (*first, *map(member_of, ids)))
         told = [StepResult(one.encode(), word.decode().lower()) for one, word in zip(ids, words, strict=False)]
         last = rank(until or ZERO)  # of those that were ever there
         return [one._replace(word="unknown") if one.word == "gone" and rank(one.id) > last else one for one in told]

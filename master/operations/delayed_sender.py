@@ -61,9 +61,6 @@ class DelayedMessages(LeaderService):
         self._unsent: dict[str, tuple[int, float]] = {}
         self.sent = 0
 
-    def stand_by(self) -> float:
-        return _LOOK_S  # an election wakes us
-
     def work(self, steps: LeaderScripts) -> float:
         try:
             if self._seen_action is None:

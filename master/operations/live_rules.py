@@ -60,15 +60,9 @@ class RuleSetChange(NamedTuple):
         return f"{f'{what} {rule.target.value} {escape_control(rule.value)}'.rstrip()}: {self.note}"
 
     def shown(self) -> dict[str, Any]:
-        return {
-            "outcome": self.outcome,
-            "version": self.version,
-            "rule": None if self.rule is None else self.rule.shown(),
-            "former": None if self.former is None else self.former.shown(),
-            "handed_over": self.handed_over,
-            "handed_over_is_exact": self.is_exact,
-            "note": self.note,
-        }
+        rules = {name: rule and rule.shown() for name, rule in (("rule", self.rule), ("former", self.former))}
+        told = {"handed_over": self.handed_over, "handed_over_is_exact": self.is_exact, "note": self.note}
+        return {"outcome": self.outcome, "version": self.version, **rules, **told}
 
 
 def read_rules(link: Link, keys: Keys) -> Rulebook:
@@ -134,8 +128,7 @@ class LiveRules:
 
     def _change(self, chosen: str, stored: bytes, action: OperatorAction, version: int | None = None) -> Any:
         keys = self._keys
-        line = (part.encode("utf-8", "surrogateescape") for part in action.line())
-        args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, "" if version is None else version, *line]
+        args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, "" if version is None else version, *action.line()]
         of_rules = (keys.rules, keys.counters, keys.changed, keys.actions)
         return self._scripts.run("change_rules", of_rules, args)
 

@@ -21,13 +21,7 @@ from usher.common.redis.replies import pairs, parse_span
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
-from usher.master.policy.trim import (
-    Cut,
-    Refused,
-    Retention,
-    RetentionFacts,
-    decide,
-)
+from usher.master.policy.trim import Cut, Refused, Retention, RetentionFacts, decide
 from usher.master.settings import MasterSettings
 
 log = logging.getLogger(__name__)
@@ -215,7 +209,7 @@ class Trimmer(LeaderService):
         self._wait_s = every_s or _IDLE_S
         self.stalls_after_s = max(10.0, 4 * _AT_REST * self._wait_s)
         self._untold = 0
-        self._told_s = self._way_told_s = -math.inf
+        self._told_s = {False: -math.inf, True: -math.inf}  # when that was told; True: that it gives way
         self._gave_way = False  # since the last line
         self._held_back: str | None = None
         self._facts: RetentionFacts | None = None
@@ -259,16 +253,12 @@ class Trimmer(LeaderService):
             pass  # decided again at the next turn
         self._untold += cut
         self._gave_way |= gives_way and cut > 0
-        told_s = min(self._told_s, self._way_told_s) if self._gave_way else self._told_s
-        if self._untold and now_s() - told_s >= _TELL_EVERY_S:
-            facts: dict[str, Any] = {
-                "stream": self._keys.stream,
-                "entries": self._untold,
-                "below": decision.floor.decode(),
-            }
-            event(log, "stream_trimmed", kept_for=decision.because.name, gives_way=self._gave_way, **facts)
-            self._way_told_s = now_s() if self._gave_way else self._way_told_s
-            self._untold, self._told_s, self._gave_way = 0, now_s(), False
+        if self._untold and now_s() - self._told_s[self._gave_way] >= _TELL_EVERY_S:
+            facts: dict[str, Any] = {"entries": self._untold, "below": decision.floor.decode()}
+            facts |= {"kept_for": decision.because.name, "gives_way": self._gave_way}
+            event(log, "stream_trimmed", stream=self._keys.stream, **facts)
+            self._told_s |= {False: now_s(), self._gave_way: now_s()}
+            self._untold, self._gave_way = 0, False
 
     def _note(self, held_back: str | None) -> None:
         """Note what the doctor tells; None: that nothing is trimmed. Full memory refuses it; what was cut counts."""

@@ -55,19 +55,6 @@ def places(since_ms: int, until_ms: int) -> list[str]:
 Parts = dict[str, dict[str, Any]]
 
 
-class Level(NamedTuple):
-    """Figures that Redis tells at one moment; None: unknown. ``sent``, ``done`` and ``failed`` are
-    counted since some moment of the past. ``runs``: up to where the run log was read."""
-
-    sent: int | None
-    done: int | None
-    lag: int | None
-    pending: int
-    oldest_ms: int
-    runs: str
-    failed: int | None = None
-
-
 def step_of(us: float) -> int:
     """Return the step of a duration: two for each doubling from 0.1 ms on.
 
@@ -116,24 +103,22 @@ def gather(runs: Iterable[RunRecord], *, by_stream: bool = False) -> dict[str, P
 
 def point(
     now_ms: int,
-    level: Level,
+    level: Mapping[str, Any],
     former: Mapping[str, Any] | None,
     runs: Mapping[str, Parts],
     tenants: Mapping[str, Sequence[Any]],
     *,
     in_part: bool,
 ) -> dict[str, Any]:
-    """Return the point of this minute. ``former``: the newest one of an earlier minute; what was counted since then is
-    this point's. ``in_part``: not all executions were read."""
+    """Return the point of this minute. ``level``: figures that Redis tells at one moment, None where they are unknown;
+    ``..._total`` are counted since some moment of the past; ``runs``: up to where the run log was read. ``former``: the
+    newest point of an earlier minute; what was counted since then is this point's. ``in_part``: not all executions were
+    read."""
     since_ms = now_ms if former is None else former["at"]
-    failed = _more(former, "failed_total", level.failed)
-    if failed is None:
-        failed = runs[BY_CONSUMER].get(ALL, {"failed": 0})["failed"]
     told: dict[str, Any] = {"t": now_ms - now_ms % MINUTE_MS, "at": now_ms, "ms": max(0, now_ms - since_ms)}
-    told |= {"sent": _more(former, "sent_total", level.sent)}
-    told |= {"done": _more(former, "done_total", level.done), "failed": failed, "lag": level.lag}
-    told |= {"pending": level.pending, "oldest_ms": level.oldest_ms, "sent_total": level.sent}
-    told |= {"done_total": level.done, "failed_total": level.failed, "runs": level.runs, **runs}
+    told |= {name: _more(former, level, f"{name}_total") for name in ("sent", "done", "failed")} | {**level, **runs}
+    if told["failed"] is None:
+        told["failed"] = runs[BY_CONSUMER].get(ALL, {"failed": 0})["failed"]
     told |= {"tenants": {name[:_LONGEST_NAME]: list(told) for name, told in list(tenants.items())[:NAMES]}}
     return told | {"in_part": in_part, "marks": [], "codes": []}
 
@@ -230,6 +215,6 @@ def add(to: dict[str, Any], part: Mapping[str, Any]) -> None:
             to[key][step] = to[key].get(step, 0) + count
 
 
-def _more(former: Mapping[str, Any] | None, name: str, total: int | None) -> int | None:
-    before = None if former is None else former.get(name)
+def _more(former: Mapping[str, Any] | None, level: Mapping[str, Any], name: str) -> int | None:
+    before, total = None if former is None else former.get(name), level[name]
     return None if before is None or total is None or total < before else total - before

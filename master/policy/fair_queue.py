@@ -56,18 +56,19 @@ class TurnResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Turn:
-    """A call: these sources, and at most ``quantum`` entries of each."""
+    """A call: these sources, and at most ``quantum`` entries of each. ``swept``: those in it without a reason."""
 
     sources: tuple[bytes, ...]
     quantum: int
+    swept: frozenset[bytes] = frozenset()
 
 
-#: Sources, first in, first out, none of them twice.
-_Queue = OrderedDict[bytes, None]
+#: Sources, first in, first out, none of them twice; True: without a reason.
+_Queue = OrderedDict[bytes, bool]
 
 
-def _pop(queue: _Queue, most: int) -> list[bytes]:
-    return [queue.popitem(last=False)[0] for _ in range(min(most, len(queue)))]
+def _pop(queue: _Queue, most: int) -> dict[bytes, bool]:
+    return dict(queue.popitem(last=False) for _ in range(min(most, len(queue))))
 
 
 class Rounds:
@@ -80,10 +81,8 @@ class Rounds:
         self._listed = listed
         self._shards: frozenset[int] = frozenset()
         self._known: dict[bytes, int] = {}
-        self._doubted: set[bytes] = set()  # see ``doubt``
         self._news = _Queue()
         self._looks = _Queue()
-        self._swept: set[bytes] = set()  # those in ``_looks`` only because of a sweep
         self.troubles: dict[bytes, TurnResult] = {}
         self.found(listed)
 
@@ -102,7 +101,6 @@ class Rounds:
         """Add sources that exist. Return how many of them were not known."""
         before = len(self._known)
         for source in sources:
-            self._doubted.discard(source)
             if source not in self._known:
                 self._known[source] = shard_of(source)
                 self._look_at(source)
@@ -110,59 +108,47 @@ class Rounds:
 
     def changed(self, sources: Iterable[bytes]) -> None:
         for source in sources:
-            self._doubted.discard(source)
             if self._known.setdefault(source, shard_of(source)) in self._shards:
-                self._swept.discard(source)
-                self._news.setdefault(source)
+                self._news[source] = False
 
-    def doubt(self) -> None:
-        """Doubt the sources of other shards: all that exist are now reported to ``found``. Ours have turns, which tell
-        when they are gone; of other shards nothing else would tell us."""
-        others = {source for source, shard in self._known.items() if shard not in self._shards}
-        self._doubted = others - self._listed
+    def others(self) -> set[bytes]:
+        """Return the sources of other shards: ours have turns, which tell when they are gone; of these only a search
+        does."""
+        return {source for source, shard in self._known.items() if shard not in self._shards} - self._listed
 
-    def forget_doubted(self) -> None:
-        """Forget the doubted sources that were neither found nor changed since: they are gone."""
-        for source in self._doubted:
-            if self._known[source] not in self._shards:
-                del self._known[source]
-        self._doubted.clear()
+    def forget(self, sources: Iterable[bytes]) -> None:
+        """Forget those of these sources, which a search did not find, that are not of our shards."""
+        for source in sources:
+            if not self.holds(source):
+                self._known.pop(source, None)
 
-    def hold(self, shards: frozenset[int]) -> bool:
-        """Take over these shards as ours; sources of new ones are looked at. Return whether there are new ones."""
+    def hold(self, shards: frozenset[int]) -> None:
+        """Take over these shards as ours; sources of new ones are looked at."""
         taken, self._shards = shards - self._shards, shards
         self.troubles = {source: told for source, told in self.troubles.items() if shard_of(source) in shards}
-        if taken:
-            for source, shard in self._known.items():
-                if shard in taken:
-                    self._swept.discard(source)
-                    self._looks.setdefault(source)
-        return bool(taken)
+        for source, shard in self._known.items() if taken else ():
+            if shard in taken:
+                self._looks[source] = False
 
     def look_at_all(self) -> None:
         """Look at every source once: an announcement may have been missed."""
-        self._swept.clear()
         for source in self._known:
             self._look_at(source)
 
     def sweep(self) -> None:
         """Look at every source once without a reason: changes that this finds were not announced."""
-        swept = {source for source in self.mine if source not in self._looks and source not in self._news}
-        swept |= self._swept
-        self.look_at_all()
-        self._swept = swept
+        for source in self.mine:
+            self._looks.setdefault(source, True)
 
     def take(self) -> Turn | None:
         while self._news or self._looks:
             waiting = len(self._news) + len(self._looks)
             looks = _pop(self._looks, max(_MOST_SOURCES - len(self._news), _LOOKS))
             news = _pop(self._news, _MOST_SOURCES - len(looks))
-            popped = dict.fromkeys((*news, *looks))
-            sources = [source for source in popped if self._known.get(source) in self._shards]
-            self._swept.difference_update(popped.keys() - sources)  # these are another master's by now, or gone
+            sources = tuple(filter(self.holds, news | looks))  # the others are another master's by now, or gone
             if sources:
                 quantum = max(_SMALLEST_QUANTUM, min(_LARGEST_QUANTUM, self._batch // waiting))
-                return Turn(tuple(sources), quantum)
+                return Turn(sources, quantum, frozenset(one for one in looks if looks[one] and one not in news))
         return None
 
     def is_trouble(self, source: bytes, told: TurnResult) -> bool:
@@ -175,8 +161,11 @@ class Rounds:
         no longer) streams are forgotten, unless they are listed. Return the sources in which a sweep found new entries
         that were not announced (yet)."""
         unserved = []
-        unsaid = [source for source, one in zip(turn.sources, told, strict=True) if one.moved and source in self._swept]
-        self._swept.difference_update(turn.sources)
+        unsaid = [
+            source
+            for source, one in zip(turn.sources, told, strict=True)
+            if one.moved and source in turn.swept and source not in self._news and source not in self._looks
+        ]
         for source, one in zip(turn.sources, told, strict=True):
             if self.is_trouble(source, one):
                 if len(self.troubles) < _MOST_TROUBLES or source in self.troubles:
@@ -184,25 +173,23 @@ class Rounds:
             else:
                 self.troubles.pop(source, None)
             if one.outcome is TurnOutcome.MORE:
-                self._news.setdefault(source)
+                self._news[source] = False
             elif one.outcome is TurnOutcome.FULL:
                 unserved.append(source)
             elif one.outcome in _NO_SOURCE and source not in self._listed and source not in self._news:
                 self._known.pop(source, None)
-                self._doubted.discard(source)
         self._put_first(unserved)
         return unsaid
 
     def again(self, turn: Turn) -> None:
         """Put back a turn whose outcome is unknown: all of it is looked at again, before everything else."""
-        self._swept.difference_update(turn.sources)
         self._put_first(turn.sources)
 
     def _put_first(self, sources: Sequence[bytes]) -> None:
         for source in reversed([one for one in sources if one not in self._news]):
-            self._news[source] = None
+            self._news[source] = False
             self._news.move_to_end(source, last=False)
 
     def _look_at(self, source: bytes) -> None:
         if self._known[source] in self._shards:
-            self._looks.setdefault(source)
+            self._looks[source] = False

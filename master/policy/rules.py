@@ -86,15 +86,8 @@ class Rule:
         return self.target is not Target.CONSUMER
 
     def shown(self) -> dict[str, Any]:
-        facts = {name: getattr(self, name) for name in _FIELDS}
-        return {
-            "id": self.id,
-            **facts,
-            "target": self.target.value,
-            "action": self.action.value,
-            "version": self.version,
-            "set_ms": self.set_ms,
-        }
+        facts = {name: getattr(self, name) for name in ("id", *_FIELDS, "version", "set_ms")}
+        return facts | {"target": self.target.value, "action": self.action.value}
 
     def told(self) -> str:
         """Describe the rule for people: ``paused by alice: the customer asked (rule 3f2a, everything)``."""

@@ -49,8 +49,8 @@ class PlannedOrder(NamedTuple):
 
 
 def plan_order(order: TicketOrder, record: Any, told: Mapping[str, Any]) -> PlannedOrder:
-    """Return what the order would do. ``told``: the explanation of the ticket (``usher.master.policy.explain.facts``),
-    a moment older than its ``record`` in the index; None: it has none."""
+    """Return what the order would do. ``told``: the explanation of the ticket, a moment older than its ``record`` in
+    the index; None: it has none."""
     if record is None:
         return _of_parked(order, told)
     head = min(record.ids, key=rank)

@@ -99,22 +99,23 @@ class Recoverer:
             return ()
         incarnation, recovery = next(iter(self._queue.items()))
         page = steps.take_back(incarnation, PAGE)
-        if page.alive:
+        if page is None:
             del self._queue[incarnation]
             if incarnation in board.consumers:
                 board.keep(incarnation)
             return ()
         rejected += take_in(board, steps, page.found)
-        recovery.entries += page.size
-        if page.size or (freed := steps.free_tickets(incarnation, board.unfinished(incarnation))) is None:
+        recovery.entries += len(page.found) + len(page.gone)
+        if page.last is not None or (freed := steps.free_tickets(incarnation, board.unfinished(incarnation))) is None:
             return ()  # None: it was handed something after all; the next turn takes it back
-        board.take_in(freed.parked)
+        others, parked = freed
+        board.take_in(parked)
         if not recovery.is_quiet:
             seconds = now_s() - recovery.began_s
             event(log, "consumer_recovered", consumer=incarnation, entries=recovery.entries, seconds=seconds)
             self._counts.recoveries.add([int(seconds * 1_000_000)])
         del self._queue[incarnation]
-        return board.recovered(incarnation, freed.others)
+        return board.recovered(incarnation, others)
 
 
 class IdleSweep:
@@ -148,10 +149,8 @@ class IdleSweep:
         swept = steps.sweep(known, self._min_idle_ms, self._cursor, _SWEPT, highest)
         self._cursor = swept.cursor
         if swept.strays:
-            former = sorted({owner.decode(errors="replace") for _, owner in swept.strays})
-            event(
-                log, "orphaned_entries_found", level=logging.WARNING, count=len(swept.strays), former=",".join(former)
-            )
+            former = ",".join(sorted({owner.decode(errors="replace") for _, owner in swept.strays}))
+            event(log, "orphaned_entries_found", level=logging.WARNING, count=len(swept.strays), former=former)
         rejected += take_in(board, steps, [found for found, _ in swept.strays], swept.gone)
         if swept.gone:
             event(log, "pending_entries_deleted", level=logging.WARNING, count=len(swept.gone), first=swept.gone[0])
@@ -227,14 +226,12 @@ class Janitor(LeaderService):
         """Make a janitor. ``in_use``: whether the dispatcher still works with an incarnation; its registration tells a
         loss from a drain."""
         super().__init__(link, keys, lead)
-        self._in_use, self._every_s = in_use, every_s
+        self._in_use = in_use
+        self.standby_s = self._every_s = every_s
         self._stream = TicketStream(link, keys)
         self._cursor, self._noted, self._next_noted = b"0", keys.attempts, keys.errors
         self._recounted = b""  # up to here
         self.stalls_after_s = max(10.0, 4 * _CALM * every_s)
-
-    def stand_by(self) -> float:
-        return self._every_s
 
     def work(self, steps: LeaderScripts) -> float:
         try:

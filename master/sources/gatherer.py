@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, ReplyUnknown
@@ -34,6 +34,8 @@ _SWEEP_S, _POLL_S = 30.0, 0.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 1.5
 #: The work stream takes this many times what the leader reads at once: one part is read while the next one comes.
 _BATCHES_AHEAD = 2
+#: Names that a page of the search for streams looks at, roughly.
+_SCAN_COUNT = 1000
 _CUT = "cut "
 _MADE = "made "
 _UNREAD = "unread "
@@ -41,13 +43,15 @@ _UNREAD = "unread "
 
 class Gatherer(Service):
     """Service that owns the rounds, which other threads change by ``changing``. ``batch`` is the number of entries that
-    the leader reads at once."""
+    the leader reads at once; ``search_s``: so often it searches for streams that match the patterns, 0: never."""
 
     name = "gather"
 
-    def __init__(self, link: Link, keys: Keys, sources: SourceSelection, ticket_field: str, batch: int) -> None:
+    def __init__(
+        self, link: Link, keys: Keys, sources: SourceSelection, ticket_field: str, batch: int, search_s: float = 0.0
+    ) -> None:
         super().__init__()
-        self._link = link
+        self._link, self._sources, self._every_s = link, sources, search_s if sources.patterns else 0.0
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._losses = LossBook(link, keys)
@@ -61,9 +65,9 @@ class Gatherer(Service):
         self._given = b""
         # Called when a sweep found new entries that were not announced.
         self.on_unsaid: Callable[[list[bytes]], None] = lambda sources: None
-        # After a gap, in which streams may have appeared unheard: else what they hold would come behind later messages.
-        self.look_for_new: Callable[[Link, Service], object] = lambda link, asker: None
-        self._has_gap = True
+        self._has_gap = True  # streams may have appeared unheard
+        self._search: Iterator[None] | None = None  # that is under way
+        self._search_s = 0.0  # when the next one begins
         self.moved = 0
 
     # ---- from other threads ------------------------------------------------------------------------------------------
@@ -97,20 +101,15 @@ class Gatherer(Service):
     # ---- the turn ----------------------------------------------------------------------------------------------------
 
     def run_once(self) -> float:
-        if self._has_gap:
-            self._has_gap = False  # before the look: a gap that is told meanwhile counts again
-            try:
-                self.look_for_new(self._link, self)
-            except RedisTrouble:
-                self._has_gap = True
-                raise
+        self._look_for_new()
         with self._lock:
             if now_s() - self._swept_s >= self._sweep_s:
                 self._swept_s = now_s()
                 self.rounds.sweep()
             turn = self.rounds.take()
         if turn is None:
-            return min(self.stalls_after_s / 3, self._sweep_s)
+            search_s = max(0.0, self._search_s - now_s()) if self._every_s else self._sweep_s
+            return 0.0 if self._search is not None else min(self.stalls_after_s / 3, self._sweep_s, search_s)
         try:
             is_full, given, told = self._gather(turn)
         except BaseException as problem:
@@ -126,6 +125,55 @@ class Gatherer(Service):
         self._say(dict(zip(turn.sources, told, strict=True)), troubles)
         self.moved += sum(one.moved for one in told)
         return self._next_pause_s(is_full, given)
+
+    def _look_for_new(self) -> None:
+        """Search for streams from time to time, a page with each turn; and at once for all of them after a gap: else
+        what new ones hold would come behind later messages."""
+        has_gap, self._has_gap = self._has_gap, False  # before the look: a gap that is told meanwhile counts again
+        search, self._search = None if has_gap else self._search, None
+        if not self._every_s or not (has_gap or search or now_s() >= self._search_s):
+            return
+        search = search or self._pages()
+        try:
+            for _ in search:
+                self.made_progress()
+                if not has_gap:
+                    self._search = search
+                    return
+        except RedisTrouble:
+            self._has_gap = True
+            raise
+        finally:
+            self._search_s = now_s() + self._every_s
+
+    def _pages(self) -> Iterator[None]:
+        """Find, page by page, the streams that match the patterns and were there before a change of them was heard, and
+        forget those that are gone, also such as were deleted while nobody gathered (lua/sources/gather.lua)."""
+        with self._lock:
+            gone, fresh = self.rounds.others(), 0
+        for pattern in self._sources.patterns:
+            cursor = b""
+            while cursor != b"0" and not self.stopping:
+                words = ("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "stream")
+                cursor, keys = self._link.call(*words)
+                gone.difference_update(keys)
+                fresh += self._found(keys)
+                yield
+        cursor = b""
+        while cursor != b"0" and not self.stopping:
+            cursor, flat = self._link.call("HSCAN", self._keys.gathered, cursor or b"0", "COUNT", _SCAN_COUNT)
+            gone.difference_update(flat[::2])
+            self._found(filter(None, flat[::2]))  # "" is gather.lua's own
+            yield
+        if not self.stopping:
+            with self._lock:
+                self.rounds.forget(gone)
+        if fresh:
+            event(log, "sources_discovered", count=fresh)
+
+    def _found(self, keys: Iterable[bytes]) -> int:
+        with self._lock:
+            return self.rounds.found(key for key in keys if self._sources.takes(key))
 
     def _gather(self, turn: Turn) -> tuple[bool, bytes, list[TurnResult]]:
         """Gather a turn. One source that Redis refuses (ACL, another slot) refuses the whole call, so it is made again
@@ -189,11 +237,5 @@ class Gatherer(Service):
         elif words.startswith(_UNREAD):
             self._losses.cut(int(words.removeprefix(_UNREAD)), source=source)
         elif words.startswith(_CUT):
-            event(
-                log,
-                "messages_rejected",
-                level=logging.WARNING,
-                source=source,
-                count=int(words.removeprefix(_CUT)),
-                reason="too_many_fields",
-            )
+            count, reason = int(words.removeprefix(_CUT)), "too_many_fields"
+            event(log, "messages_rejected", level=logging.WARNING, source=source, count=count, reason=reason)

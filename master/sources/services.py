@@ -1,8 +1,8 @@
 """Intake over many ticket streams: the services that a master runs in addition when USHER_TICKET_STREAM names several
 streams, or a pattern.
 
-Each source has the same group as the work stream. Masters share the sources, learn of new entries (``ChangeEar``,
-``Discovery``), and move them (``gatherer``) to the end of the work stream, which is the ticket stream for everything
+Each source has the same group as the work stream. Masters share the sources, find new ones, learn of new entries
+(``ChangeEar``), and move them (``gatherer``) to the end of the work stream, which is the ticket stream for everything
 that follows: one leader, one board, and consumers that read one inbox and one stream with one batched read, woken by
 Redis, whether there is one source or a hundred thousand. The leader cuts finished entries off the work stream; the
 master that gathers a source cuts it too, if asked to (``SourceTrimmer``).
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,7 +19,6 @@ from itertools import islice
 
 import orjson
 
-from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing, RedisTrouble, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.doctor.collector import look_at_memory, running_masters
@@ -41,7 +39,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two SCANs for streams that match a pattern, beside what Redis notifies of.
 DISCOVER_S = 30.0
-_SCAN_COUNT = 1000
 _LONGEST_BEAT_S = 1.0
 #: Most troubles that a master reports to the others.
 _SHOWN = 20
@@ -112,70 +109,6 @@ class SourceSharer(Service):
             self._link.close()
 
 
-class Discovery(Service):
-    """Service that finds the streams that match the patterns and were there before a change of them was heard: at the
-    start, when something may have been missed, and from time to time; and those that are gone. With names alone there
-    is nothing to find, and it is not started."""
-
-    name = "discover"
-
-    def __init__(self, link: Link, keys: Keys, sources: SourceSelection, gatherer: Gatherer, every_s: float) -> None:
-        super().__init__()
-        self._link = link
-        self._gathered = keys.gathered
-        self._sources = sources
-        self._gatherer = gatherer
-        self._every_s = every_s
-        self._due_s = 0.0
-        self._asked = threading.Event()
-
-    def scan_now(self) -> None:
-        self._asked.set()
-        self.wake()
-
-    def run_once(self) -> float:
-        if self._asked.is_set() or now_s() >= self._due_s:
-            self._asked.clear()  # a request from here on wants another scan
-            self._due_s = 0.0  # a scan that fails is made again
-            with self._gatherer.changing() as rounds:
-                rounds.doubt()
-            fresh = self.look(self._link, self)
-            self._recall()
-            if not self.stopping:
-                with self._gatherer.changing() as rounds:
-                    rounds.forget_doubted()
-            self._due_s = now_s() + self._every_s
-            if fresh:
-                event(log, "sources_discovered", count=fresh)
-        return 0.0 if self._asked.is_set() else max(0.0, min(self._due_s - now_s(), self.stalls_after_s / 3))
-
-    def look(self, link: Link, asker: Service) -> int:
-        """Tell the gatherer of all streams that there are, on the thread of ``asker``. Return how many it did not
-        know."""
-        fresh = 0
-        for pattern in self._sources.patterns:
-            cursor = b""
-            while cursor != b"0" and not asker.stopping:
-                words = ("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "stream")
-                cursor, keys = link.call(*words)
-                with self._gatherer.changing() as rounds:
-                    fresh += rounds.found(key for key in keys if self._sources.takes(key))
-                asker.made_progress()
-        return fresh
-
-    def _recall(self) -> None:
-        """Have sources that were gathered once looked at too: so a stream that was deleted while nobody gathered is
-        forgotten (lua/sources/gather.lua)."""
-        cursor = b"0"
-        while not self.stopping:
-            cursor, flat = self._link.call("HSCAN", self._gathered, cursor, "COUNT", _SCAN_COUNT)
-            with self._gatherer.changing() as rounds:
-                rounds.found(key for key in flat[::2] if key and self._sources.takes(key))  # "" is gather.lua's own
-            self.made_progress()
-            if cursor == b"0":
-                break
-
-
 class SourceTrimmer(Service):
     """Service that cuts gathered entries off the sources of our shards, where nobody else needs them (policy/trim.py,
     lua/operations/trim.lua).
@@ -216,7 +149,8 @@ class SourceTrimmer(Service):
         if not mine:
             return self._every_s
         self._rest = self._rest or mine
-        self._look_at_memory()
+        self._now_ms, memory = look_at_memory(self._link)
+        self._gives_way = self._retention.gives_way(memory)
         round_s = _ROUND_S if self._gives_way else max(_ROUND_S, self._retention.keep_s / _ROUNDS)
         left = len(self._rest) - math.ceil(len(mine) * min(1.0, self._every_s / round_s))
         while self._rest and len(self._rest) > left and not self.stopping:
@@ -230,10 +164,6 @@ class SourceTrimmer(Service):
             event(log, "sources_trimmed", count=count, entries=entries, gives_way=self._gives_way)
             self._went.clear()
         return self._every_s
-
-    def _look_at_memory(self) -> None:
-        self._now_ms, memory = look_at_memory(self._link)
-        self._gives_way = self._retention.gives_way(memory)
 
     def _floors(self, sources: Sequence[bytes]) -> dict[bytes, bytes]:
         floors: dict[bytes, bytes] = {}
@@ -294,12 +224,11 @@ class SourceServices:
     ) -> None:
         self.url = settings.advertise_url
         self._setting = f"{settings.ticket_stream} (tickets: {settings.ticket_field})"
-        self._gatherer = gatherer = Gatherer(make_link("gather"), keys, sources, settings.ticket_field, BATCH)
+        asked = (keys, sources, settings.ticket_field, BATCH, DISCOVER_S)
+        self._gatherer = gatherer = Gatherer(make_link("gather"), *asked)
         lease_ms = int(settings.leader_lease_seconds * 1000)
         sharer = SourceSharer(make_link("share"), keys.shares, self.says, lease_ms, gatherer.hold)
-        discovery = Discovery(make_link("discover"), keys, sources, gatherer, DISCOVER_S)
-        gatherer.look_for_new = discovery.look
-        self._sources, self._scan = sources, discovery.scan_now
+        self._sources = sources
         self._watch = ChangeEar(redis_url, "master:watch", sources.prefixes(), self._heard, self._refused)
         gatherer.on_unsaid = self._watch.unsaid
         self._trimmers = []
@@ -307,19 +236,12 @@ class SourceServices:
             trim = make_link("trim-sources")
             retention = retention_of(settings, work_stream=False)
             self._trimmers = [SourceTrimmer(trim, keys.group, gatherer, turn_s(settings.trim_keep), retention)]
-        self.services: list[Service] = [
-            gatherer,
-            self._watch,
-            *([discovery] if sources.patterns else []),
-            *self._trimmers,
-            sharer,
-        ]
+        self.services: list[Service] = [gatherer, self._watch, *self._trimmers, sharer]
 
     def _heard(self, changed: list[bytes] | None) -> None:
         """Take changes: a stream that matches a pattern is a source from its first entry on."""
         if changed is None:
             self._gatherer.look_at_all()
-            self._scan()
         else:
             self._gatherer.changed([key for key in changed if self._sources.takes(key)])
 

@@ -221,14 +221,8 @@ class Streamer(Service):
                 on_disk, copies = 1, self._link.call("WAIT", replicas, _DURABLE_MS, block_s=_DURABLE_MS / 1000)
         durable = bool(on_disk) and copies >= replicas
         if not durable and not self._not_durable_logged:
-            event(
-                log,
-                "replication_not_confirmed",
-                level=logging.WARNING,
-                rows=len(sent.rows),
-                replicas=copies,
-                on_disk=bool(on_disk),
-            )
+            facts: dict[str, Any] = {"rows": len(sent.rows), "replicas": copies, "on_disk": bool(on_disk)}
+            event(log, "replication_not_confirmed", level=logging.WARNING, **facts)
         self._not_durable_logged = not durable
         return durable
 

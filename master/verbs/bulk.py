@@ -21,7 +21,8 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.log import event
 from usher.common.runtime.service import Service
 from usher.master.operations.action_log import OperatorAction, counted
-from usher.master.verbs.verbs import NO_ROOM, Args, Shelf, Tools, Verb
+from usher.master.verbs.verbs import NO_ROOM, Args, Shelf, Verb
+from usher.master.verbs.view import View
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class BulkJob:
 
     verb: Verb
     shelf: Shelf
-    tools: Tools
+    view: View
     args: Args
     wanted: Any
     told: str
@@ -75,7 +76,7 @@ class BulkJob:
         function."""
         items = [item for item in {item.id: item for item in page}.values() if item.id not in self.touched]
         for at in range(0, len(items), self.shelf.at_once):
-            for result in (run or self.verb.run)(self.tools, items[at : at + self.shelf.at_once], self.args):
+            for result in (run or self.verb.run)(self.view, items[at : at + self.shelf.at_once], self.args):
                 self.touched[result.id] = None
                 self.outcomes[result.word] += 1
                 if result.word not in self.shelf.good and len(self.failures) < _NAMED:
@@ -88,8 +89,8 @@ class BulkJob:
                     return
 
     def note(self, outcome: str, what: str = "") -> None:
-        action = OperatorAction(self.tools.by, what or self.what, f"{self.shelf.noun}s: {self.told}")
-        self.tools.action_log.note(action, outcome)
+        action = OperatorAction(self.view.by, what or self.what, f"{self.shelf.noun}s: {self.told}")
+        self.view.action_log.note(action, outcome)
 
 
 class BulkJobs(Service):
@@ -113,16 +114,16 @@ class BulkJobs(Service):
     def job(self, job_id: str) -> BulkJob | None:
         return next((one for one in self.jobs if one.id == job_id), None)
 
-    def begin(self, verb: Verb, tools: Tools, args: Args, wanted: Any, told: str, until: bytes, count: int) -> BulkJob:
+    def begin(self, verb: Verb, view: View, args: Args, wanted: Any, told: str, until: bytes, count: int) -> BulkJob:
         assert verb.shelf is not None
-        job = BulkJob(verb, verb.shelf, tools, args, wanted, told, until, count)
+        job = BulkJob(verb, verb.shelf, view, args, wanted, told, until, count)
         with self._lock:
             forgotten = next((one for one in self._jobs if one.is_over), None)
             if len(self._jobs) >= _REMEMBERED and forgotten is not None:
                 self._jobs.remove(forgotten)
             self._jobs.append(job)
         job.note("begun")
-        event(log, "bulk_started", what=verb.name, count=count, filter=told, by=tools.by.who, why=tools.by.why)
+        event(log, "bulk_started", what=verb.name, count=count, filter=told, by=view.by.who, why=view.by.why)
         self.wake()
         return job
 
@@ -139,7 +140,7 @@ class BulkJobs(Service):
         if job is None:
             return _IDLE_S
         try:
-            job.pages = job.pages or job.shelf.pages(job.tools, job.wanted, job.until)
+            job.pages = job.pages or job.shelf.pages(job.view, job.wanted, job.until)
             page = next(job.pages, None)
             if page is not None:
                 for _ in job.take(page):
@@ -161,5 +162,5 @@ class BulkJobs(Service):
 
     def _note(self, job: BulkJob) -> None:
         job.note(counted(job.outcomes.elements()))
-        by, outcomes = job.tools.by, dict(job.outcomes)
+        by, outcomes = job.view.by, dict(job.outcomes)
         event(log, "bulk_finished", what=job.verb.name, outcomes=outcomes, filter=job.told, by=by.who, why=by.why)

@@ -33,8 +33,8 @@ class Reported(TypedDict):
 
 class ConsumerRow(TypedDict):
     """A consumer. ``state``: live, starting, paused, draining, revoked or lost. ``silent``: it does not answer the
-    leader over HTTP. ``ticket_ids``: those that it has in processing, as far as they are among 20,000 that were looked
-    through. ``started_ms``: when it was registered. A name of which only pending entries are left has less."""
+    leader over HTTP. ``ticket_ids``: those that it has in processing, as far as there was time to look.
+    ``started_ms``: when it was registered. A name of which only pending entries are left has less."""
 
     name: str
     incarnation: str

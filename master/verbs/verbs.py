@@ -1,8 +1,8 @@
-"""The registry of verbs. A verb is a function of what it acts with and of what was asked, ``(Tools, Args) -> Outcome``:
+"""The registry of verbs. A verb is a function of what it acts with and of what was asked, ``(View, Args) -> Outcome``:
 its route below ``/api``, its command, its form, its check of arguments and its entry in the OpenAPI document and the
 reference are made of it.
 
-A verb of a shelf (dead letters, delayed messages, tickets) is about many things: a function ``(Tools, items, Args)``
+A verb of a shelf (dead letters, delayed messages, tickets) is about many things: a function ``(View, items, Args)``
 that yields what came of each. Choosing by ids or by a filter, preview, confirmation, bulk job, action log and the
 counts of outcomes are those of every shelf.
 """
@@ -22,24 +22,23 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.errors import MessageUndecodable, UsherError
 from usher.common.base.text import pluralize, span
 from usher.common.http.fields import OneLine, StreamId, TicketId
-from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import error_name
 from usher.common.protocol.message import LONGEST_TICKET, check_ticket, ticket_value
 from usher.common.protocol.registration import NAME
 from usher.common.protocol.stream_id import is_id, rank
 from usher.common.sending.producer import LATEST_MS
 from usher.master.insight.formatting import moment
-from usher.master.operations.action_log import ActionLog, By, OperatorAction, StepResult, counted
-from usher.master.operations.dead_letters import AT_ONCE, DeadLetters
-from usher.master.operations.delayed_messages import DROP, MOVE, SEND_NOW, DelayedView, check_due, chosen_delayed
-from usher.master.operations.live_rules import LiveRules, RuleSetChange, TooManyRules
-from usher.master.operations.ticket_orders import TicketOrders
+from usher.master.operations.action_log import OperatorAction, StepResult, counted
+from usher.master.operations.dead_letters import AT_ONCE
+from usher.master.operations.delayed_messages import DROP, MOVE, SEND_NOW, check_due, chosen_delayed
+from usher.master.operations.live_rules import RuleSetChange, TooManyRules
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target, rule_id
 from usher.master.policy.states import LISTED
 from usher.master.policy.ticket_filter import TicketFilter, parse_states
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.verbs.documents import ConsumerRuleChange, ItemOutcome, OrderAnswer, Outcomes, RuleChange
+from usher.master.verbs.view import View
 
 #: An outcome after which there is room for none of the other items either.
 NO_ROOM = "no_room"
@@ -59,19 +58,6 @@ _OVERTAKEN = (
 
 VERBS: dict[str, Verb] = {}
 _Run = TypeVar("_Run", bound=Callable[..., Any])
-
-
-class Tools(NamedTuple):
-    """Tools of the verbs, for one caller. ``find`` yields the rows of the tickets that fit, page by page."""
-
-    keys: Keys
-    letters: DeadLetters
-    delayed: DelayedView
-    rules: LiveRules
-    orders: TicketOrders
-    action_log: ActionLog
-    find: Callable[[TicketFilter], Iterator[list[dict[str, Any]]]]
-    by: By
 
 
 class Args(BaseModel):
@@ -154,16 +140,16 @@ class Shelf:
     means: Mapping[str, str]
     good: frozenset[str]
     meant: Callable[[Any, bool], Any]
-    until: Callable[[Tools], bytes]
-    pages: Callable[[Tools, Any, bytes], Iterator[Sequence[Any]]]
-    named: Callable[[Tools, Sequence[str]], Iterator[Any]]
+    until: Callable[[View], bytes]
+    pages: Callable[[View, Any, bytes], Iterator[Sequence[Any]]]
+    named: Callable[[View, Sequence[str]], Iterator[Any]]
     on: Callable[[Sequence[bytes], Any], str]
-    chosen: Callable[[Tools, Any], tuple[Sequence[Any], str | None]]
+    chosen: Callable[[View, Any], tuple[Sequence[Any], str | None]]
     answer: Any = Outcomes
     grouped: str = "reason"
     at_once: int = AT_ONCE
-    others: Callable[[Tools, str], list[str]] = lambda tools, word: []
-    warns: Callable[[Tools, str, Preview], list[str]] = lambda tools, word, preview: []
+    others: Callable[[View, str], list[str]] = lambda view, word: []
+    warns: Callable[[View, str, Preview], list[str]] = lambda view, word, preview: []
     verbs: dict[str, Verb] = field(default_factory=dict)
 
     def verb(
@@ -177,7 +163,7 @@ class Shelf:
         will: str = "",
         did: str = "",
     ) -> Callable[[_Run], _Run]:
-        """Decorate a function ``(tools, items, args)`` so that it is a verb of this shelf (see ``Verb``)."""
+        """Decorate a function ``(view, items, args)`` so that it is a verb of this shelf (see ``Verb``)."""
 
         def add(run: _Run) -> _Run:
             route = f"POST {self.path}/{word}" if self.answer else ""
@@ -189,10 +175,10 @@ class Shelf:
 
         return add
 
-    def dry_run(self, tools: Tools, wanted: Any, within_s: float) -> DryRun:
-        until, ends_s = self.until(tools), thread_time() + within_s  # of a core: an overloaded machine counts all, too
+    def dry_run(self, view: View, wanted: Any, within_s: float) -> DryRun:
+        until, ends_s = self.until(view), thread_time() + within_s  # of a core: an overloaded machine counts all, too
         preview, seen = Preview(), set[bytes]()
-        for page in self.pages(tools, wanted, until):
+        for page in self.pages(view, wanted, until):
             preview.add(item for item in page if item.id not in seen)  # a ticket may come twice
             seen.update(item.id for item in page)
             if thread_time() > ends_s:
@@ -243,14 +229,14 @@ class Verb:
         """Return the names in the path, and on the command line, beside the arguments."""
         return [] if self.shelf else [*inspect.signature(self.run).parameters][2:]
 
-    def perform(self, tools: Tools, args: Any, /, **places: str) -> Outcome:
+    def perform(self, view: View, args: Any, /, **places: str) -> Outcome:
         """Do it. Raises Unfit, TooManyRules, and what ``Link.call`` raises, with what was done by then noted."""
         if self.shelf is None:
-            outcome: Outcome = self.run(tools, args, **places)
+            outcome: Outcome = self.run(view, args, **places)
             return outcome
-        items, cursor = self.shelf.chosen(tools, args)
-        others = self.shelf.others(tools, self.word)  # before: an error here must not hide what was done
-        results = self.act(tools, args, items)
+        items, cursor = self.shelf.chosen(view, args)
+        others = self.shelf.others(view, self.word)  # before: an error here must not hide what was done
+        results = self.act(view, args, items)
         words = [one.word for one in results]
         others = others if "added" in words else []
         document = {"results": [shown(one) for one in results], "cursor": cursor, "other_groups": others}
@@ -265,13 +251,13 @@ class Verb:
         told = [f"{pluralize(done, noun)} {self.did.format(when=moment(getattr(args, 'due_ms', 0)) + ' UTC')}"]
         return "; ".join(told + [f"{number:,} {self.shelf.means[word]}" for word, number in left.items()])
 
-    def act(self, tools: Tools, args: Any, items: Sequence[Any]) -> list[Any]:
+    def act(self, view: View, args: Any, items: Sequence[Any]) -> list[Any]:
         assert self.shelf is not None
-        steps = self.run(tools, items, args)
+        steps = self.run(view, items, args)
         if not self.noted:
             return list(steps)
-        action = OperatorAction(tools.by, self.noted, self.shelf.on([item.id for item in items], args))
-        return tools.action_log.carry_out(action, steps)
+        action = OperatorAction(view.by, self.noted, self.shelf.on([item.id for item in items], args))
+        return view.action_log.carry_out(action, steps)
 
 
 def verb(
@@ -281,7 +267,7 @@ def verb(
     answers: Mapping[int, Any] | None = None,
     problems: Mapping[int, str] | None = None,
 ) -> Callable[[_Run], _Run]:
-    """Decorate a function ``(tools, args, *places)`` so that it is a verb (see ``Verb``)."""
+    """Decorate a function ``(view, args, *places)`` so that it is a verb (see ``Verb``)."""
 
     def add(run: _Run) -> _Run:
         VERBS[name] = Verb(name, run, args, route, answers or {}, problems or {})
@@ -344,12 +330,12 @@ class ChosenLetters(Args, json_schema_extra={"oneOf": _ONE_OF}):
         return self
 
 
-def _chosen_letters(tools: Tools, args: ChosenLetters) -> tuple[Sequence[Any], str | None]:
+def _chosen_letters(view: View, args: ChosenLetters) -> tuple[Sequence[Any], str | None]:
     if args.filter is None:
         return _items(args.ids or ())
     # A message that is redriven and given up again meanwhile is not met: its new letter is above this last id.
     after = None if args.cursor is None else args.cursor.encode()
-    page = tools.letters.page(args.filter.meant(), after, args.limit, tools.letters.last_id())
+    page = view.letters.page(args.filter.meant(), after, args.limit, view.letters.last_id())
     return page.letters, None if page.cursor is None else page.cursor.decode()
 
 
@@ -357,13 +343,11 @@ def _items(ids: Sequence[str]) -> tuple[list[Item], None]:
     return [Item(one.encode()) for one in dict.fromkeys(ids)], None
 
 
-def _letter_warnings(tools: Tools, word: str, preview: Preview) -> list[str]:
+def _letter_warnings(view: View, word: str, preview: Preview) -> list[str]:
     if word != "redrive" or not preview.adds:
         return []
-    told = (
-        [f"{preview.adds:,} will be new messages: {also}"] if (also := also_for(tools.letters.other_groups())) else []
-    )
-    overtaken, is_all = tools.letters.overtaken(preview.first, _LOOK_S)
+    told = [f"{preview.adds:,} will be new messages: {also}"] if (also := also_for(view.letters.other_groups())) else []
+    overtaken, is_all = view.letters.overtaken(preview.first, _LOOK_S)
     many = f"{'' if is_all else 'at least '}{pluralize(overtaken, 'ticket')} {_OVERTAKEN}"
     return [*told, *([many] if overtaken else [])]
 
@@ -386,28 +370,28 @@ LETTERS = Shelf(
     },
     good=frozenset(("resumed", "added", "released", "dropped", "done")),
     meant=lambda ask, sees_texts: ask.meant(sees_texts),
-    until=lambda tools: tools.letters.last_id(),
-    pages=lambda tools, wanted, until: tools.letters.all(wanted, until),
-    named=lambda tools, ids: (found[0] for one in ids if (found := tools.letters.get(one.encode())) is not None),
+    until=lambda view: view.letters.last_id(),
+    pages=lambda view, wanted, until: view.letters.all(wanted, until),
+    named=lambda view, ids: (found[0] for one in ids if (found := view.letters.get(one.encode())) is not None),
     on=lambda ids, args: pluralize(len(ids), "dead letter") + (f", from {ids[0].decode()}" if ids else ""),
     chosen=_chosen_letters,
-    others=lambda tools, word: tools.letters.other_groups() if word == "redrive" else [],
+    others=lambda view, word: view.letters.other_groups() if word == "redrive" else [],
     warns=_letter_warnings,
 )
 
 
 @LETTERS.verb("redrive", "Redrive", is_harmful=False)
-def redrive(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+def redrive(view: View, items: Sequence[Any], args: Args) -> Iterator[Any]:
     """Turn dead letters into messages again; their attempts begin anew. A halted ticket goes on with the very message
     it waited for, then with its later ones. All other messages go to the end of the stream, where every group of the
     stream gets them, also one that has handled them."""
-    return tools.letters.change("redrive", [item.id for item in items])
+    return view.letters.change("redrive", [item.id for item in items])
 
 
 @LETTERS.verb("drop", "Drop")
-def drop(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+def drop(view: View, items: Sequence[Any], args: Args) -> Iterator[Any]:
     """Throw dead letters away for good. A halted ticket goes on without the message it waited for."""
-    return tools.letters.change("drop", [item.id for item in items])
+    return view.letters.change("drop", [item.id for item in items])
 
 
 class EditedLetter(Args):
@@ -417,15 +401,15 @@ class EditedLetter(Args):
 
 
 @verb("dead edit", "POST /dead-letters/<letter_id>/edit", EditedLetter, {200: ItemOutcome}, _NOT_EDITED)
-def edit(tools: Tools, args: EditedLetter, letter_id: str) -> Outcome:
+def edit(view: View, args: EditedLetter, letter_id: str) -> Outcome:
     """Send the message of a dead letter with other fields: as a new message at the end of its ticket, with a uid of its
     own; the letter goes in the same step. A halted ticket goes on with its later messages."""
-    found = tools.letters.get(letter_id.encode()) if is_id(letter_id) else None
+    found = view.letters.get(letter_id.encode()) if is_id(letter_id) else None
     if found is None:
         return Outcome({}, "no dead letter has that id", 404, "unknown_dead_letter")
     if found[0].cut:
         return Outcome({}, LETTERS.means["cut"], 409, "letter_not_sent")
-    flat, field, others = found[1], tools.letters.ticket_field, tools.letters.other_groups()
+    flat, field, others = found[1], view.letters.ticket_field, view.letters.other_groups()
     before = ticket_value(flat, field)
     for name, text in {"uid": f"edited-{letter_id}", **args.fields}.items():
         key = name.encode()
@@ -438,8 +422,8 @@ def edit(tools: Tools, args: EditedLetter, letter_id: str) -> Outcome:
         raise Unfit("fields", f"{wrong}: its ticket is in the field {field.decode()}") from None
     if before == found[0].ticket and before != ticket.encode():
         raise Unfit("fields", f"it stays a message of ticket {before.decode(errors='replace')}")
-    result, action = tools.letters.edit(found[0].id, flat), OperatorAction(tools.by, "edit", f"a letter of {ticket}")
-    tools.action_log.note(action, f"{result.word} {result.message_id.decode()}".strip())
+    result, action = view.letters.edit(found[0].id, flat), OperatorAction(view.by, "edit", f"a letter of {ticket}")
+    view.action_log.note(action, f"{result.word} {result.message_id.decode()}".strip())
     if result.word != "added":
         return Outcome({}, LETTERS.means[result.word], 409, "letter_not_sent")
     says = f"Sent as message {result.message_id.decode()}, behind the others of ticket {ticket}; the letter is gone"
@@ -474,10 +458,10 @@ class MovedDelayed(ChosenDelayed):
     due_ms: int = Field(ge=0, lt=LATEST_MS)
 
 
-def _delayed_pages(tools: Tools, ticket: str | None, until: bytes) -> Iterator[Sequence[Any]]:
+def _delayed_pages(view: View, ticket: str | None, until: bytes) -> Iterator[Sequence[Any]]:
     yield [
         Item(one.encode(), (of, "", "", ""))
-        for one, of in tools.delayed.every(ticket)
+        for one, of in view.delayed.every(ticket)
         if rank(one.encode()) <= rank(until)
     ]
 
@@ -499,35 +483,35 @@ DELAYED = Shelf(
     grouped="ticket",
     at_once=1_000_000,  # all of them, which keeps their order
     meant=lambda ask, sees_texts: ask.ticket,
-    until=lambda tools: tools.delayed.last_id(),
+    until=lambda view: view.delayed.last_id(),
     pages=_delayed_pages,
-    named=lambda tools, ids: (Item(row.id.encode(), (row.ticket_id, "", "", "")) for row in tools.delayed.chosen(ids)),
+    named=lambda view, ids: (Item(row.id.encode(), (row.ticket_id, "", "", "")) for row in view.delayed.chosen(ids)),
     on=lambda ids, args: chosen_delayed(len(ids), ids[0].decode() if ids else "", getattr(args, "due_ms", 0) or None),
-    chosen=lambda tools, args: _items(args.ids),
+    chosen=lambda view, args: _items(args.ids),
 )
 
 
 @DELAYED.verb("send", "Send now", SEND_NOW, is_harmful=False, will="sent now", did="to be sent now")
-def send_now(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+def send_now(view: View, items: Sequence[Any], args: Args) -> Iterator[Any]:
     """Send delayed messages now: the leading master adds them to their stream at once, in the order of their times."""
-    return tools.delayed.move([item.id.decode() for item in items], None)
+    return view.delayed.move([item.id.decode() for item in items], None)
 
 
 @DELAYED.verb("move", "Move", MOVE, is_harmful=False, args=MovedDelayed, will="due at", did="moved to {when}")
-def move(tools: Tools, items: Sequence[Any], args: MovedDelayed) -> Iterator[Any]:
+def move(view: View, items: Sequence[Any], args: MovedDelayed) -> Iterator[Any]:
     """Move delayed messages to another time, at most ten years ahead: they come into their stream then, and not
     before."""
     try:
-        check_due(args.due_ms, tools.delayed.now_ms())
+        check_due(args.due_ms, view.delayed.now_ms())
     except ValueError as refused:
         raise Unfit("due_ms", str(refused)) from None
-    return tools.delayed.move([item.id.decode() for item in items], args.due_ms)
+    return view.delayed.move([item.id.decode() for item in items], args.due_ms)
 
 
 @DELAYED.verb("drop", "Drop", DROP, will="thrown away", did="dropped")
-def drop_delayed(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+def drop_delayed(view: View, items: Sequence[Any], args: Args) -> Iterator[Any]:
     """Throw delayed messages away before they are sent, for every group of the stream."""
-    return tools.delayed.drop([item.id.decode() for item in items])
+    return view.delayed.drop([item.id.decode() for item in items])
 
 
 # -- tickets
@@ -557,8 +541,8 @@ def _ticket_item(row: dict[str, Any]) -> Item:
     return Item(row["ticket_id"].encode("utf-8", "surrogateescape"), group, head)
 
 
-def _ticket_pages(tools: Tools, wanted: TicketFilter, until: bytes) -> Iterator[Sequence[Any]]:
-    for page in tools.find(wanted):
+def _ticket_pages(view: View, wanted: TicketFilter, until: bytes) -> Iterator[Sequence[Any]]:
+    for page in view.status.each(wanted):
         items = map(_ticket_item, page)
         yield [item for item in items if not item.head or rank(item.head.encode()) <= rank(until)]
 
@@ -574,63 +558,50 @@ TICKETS = Shelf(
     grouped="state",
     good=frozenset(("asked", "done", "set", "replaced")),
     meant=lambda ask, sees_texts: ask.meant(sees_texts),
-    until=lambda tools: b"%d-0" % tools.delayed.now_ms(),
+    until=lambda view: b"%d-0" % view.delayed.now_ms(),
     pages=_ticket_pages,
-    named=lambda tools, ids: (Item(one.encode("utf-8", "surrogateescape")) for one in ids),
+    named=lambda view, ids: (Item(one.encode("utf-8", "surrogateescape")) for one in ids),
     on=lambda ids, args: pluralize(len(ids), "ticket"),
-    chosen=lambda tools, args: ((), None),
+    chosen=lambda view, args: ((), None),
 )
 
 
-def _ordered(tools: Tools, items: Sequence[Any], order: TicketOrder) -> Iterator[StepResult]:
-    for item in items:
-        result = tools.orders.give(order, item.id.decode("utf-8", "surrogateescape"), tools.by, item.head)
-        yield StepResult(item.id, result.outcome, note=result.note)
+_ORDERS = {
+    TicketOrder.RETRY: "Start a ticket's first message now, instead of waiting for its next attempt.",
+    TicketOrder.GIVE_UP: "Make a dead letter of a ticket's first unfinished message, in its turn; the ticket goes on"
+    " with the next one, under any dead letter policy. A message that runs is given up when its run has failed.",
+    TicketOrder.CANCEL: "End the run of a ticket's message, as that of one past its deadline is ended: with its"
+    " process, unless it has one of its own. It counts as a crash, and what else runs there is cut off and runs again.",
+    TicketOrder.INTERRUPT: "Tell the run of a ticket's message to end: ``message.cancelled`` is set, and an"
+    " ``async def`` handler gets a CancelledError. The handler decides how it ends; nothing else is cut off.",
+    TicketOrder.CLEAR: "Make dead letters (reason ``cleared``) of what waits of a ticket at its consumer, in order;"
+    " what runs is left alone.",
+}
 
 
-@TICKETS.verb("retry", "Retry", "", is_harmful=False)
-def retry(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
-    """Start a ticket's first message now, instead of waiting for its next attempt."""
-    return _ordered(tools, items, TicketOrder.RETRY)
+def _add_order(order: TicketOrder, told: str) -> None:
+    def give(view: View, items: Sequence[Any], args: Args) -> Iterator[StepResult]:
+        for item in items:
+            result = view.orders.give(order, item.id.decode("utf-8", "surrogateescape"), view.by, item.head)
+            yield StepResult(item.id, result.outcome, note=result.note)
+
+    give.__doc__, word = told, order.value.replace("_", "-")
+    TICKETS.verb(word, word.replace("-", " ").capitalize(), "", is_harmful=order is not TicketOrder.RETRY)(give)
 
 
-@TICKETS.verb("give-up", "Give up", "")
-def give_up(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
-    """Make a dead letter of a ticket's first unfinished message, in its turn; the ticket goes on with the next one,
-    under any dead letter policy. A message that runs is given up when its run has failed."""
-    return _ordered(tools, items, TicketOrder.GIVE_UP)
-
-
-@TICKETS.verb("cancel", "Cancel", "")
-def cancel(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
-    """End the run of a ticket's message, as that of one past its deadline is ended: with its process, unless it has one
-    of its own. It counts as a crash, and what else runs there is cut off and runs again."""
-    return _ordered(tools, items, TicketOrder.CANCEL)
-
-
-@TICKETS.verb("interrupt", "Interrupt", "")
-def interrupt(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
-    """Tell the run of a ticket's message to end: ``message.cancelled`` is set, and an ``async def`` handler gets a
-    CancelledError. The handler decides how it ends; nothing else is cut off."""
-    return _ordered(tools, items, TicketOrder.INTERRUPT)
-
-
-@TICKETS.verb("clear", "Clear", "")
-def clear(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
-    """Make dead letters (reason ``cleared``) of what waits of a ticket at its consumer, in order; what runs is left
-    alone."""
-    return _ordered(tools, items, TicketOrder.CLEAR)
+for _order, _told in _ORDERS.items():
+    _add_order(_order, _told)
 
 
 @TICKETS.verb("pause", "Pause", "", is_harmful=False)
-def pause(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+def pause(view: View, items: Sequence[Any], args: Args) -> Iterator[Any]:
     """Pause each of these tickets by a rule of its own, until it is lifted. What a consumer already has goes on."""
-    by = tools.by
+    by = view.by
     for item in items:
         name = item.id.decode("utf-8", "surrogateescape")
         rule = Rule(Target.TICKET, name, RuleAction.PAUSE, reason=by.why, who=by.who)
         try:
-            yield StepResult(item.id, tools.rules.set(rule, by).outcome)
+            yield StepResult(item.id, view.rules.set(rule, by).outcome)
         except TooManyRules as full:
             yield StepResult(item.id, NO_ROOM, note=str(full))
             return
@@ -652,13 +623,13 @@ class NewOrder(OrderArgs):
 
 
 @verb("tickets order", "POST /orders", NewOrder, {200: OrderAnswer}, {409: "order_refused"})
-def order(tools: Tools, args: NewOrder) -> Outcome:
+def order(view: View, args: NewOrder) -> Outcome:
     """Order something about the first unfinished message of a ticket: retry (due now), give_up (it becomes a dead
     letter, in order), cancel (its run is ended), interrupt (its run is told) or clear (what waits behind it becomes
     dead letters). With preview nothing happens."""
     about = (TicketOrder(args.order), args.ticket_id)
-    sent = tools.orders.producer.send(args.ticket_id, args.fields) if args.fields and not args.preview else ""
-    result = tools.orders.preview(*about) if args.preview else tools.orders.give(*about, tools.by, grace_s=args.grace_s)
+    sent = view.orders.producer.send(args.ticket_id, args.fields) if args.fields and not args.preview else ""
+    result = view.orders.preview(*about) if args.preview else view.orders.give(*about, view.by, grace_s=args.grace_s)
     refused, told = result.outcome == "refused", f"{result.outcome}: {result.note}"
     document = result.shown() | ({"sent": sent} if sent else {})
     told = f"sent {sent}; {told}" if sent else told
@@ -686,11 +657,16 @@ class NewRule(OfTarget):
 
     @model_validator(mode="after")
     def _fits_together(self) -> NewRule:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Raise ValueError for what does not fit together."""
         of_tenant = self.concurrency is not None or self.weight is not None
         if of_tenant and (self.target, self.action) != ("tenant", "slow"):
             raise ValueError("concurrency and weight are for a tenant that is slowed")
         if (self.action == "slow") != (of_tenant or self.rate_per_second is not None):
-            raise ValueError("give rate_per_second with slow, and only then")
+            raise ValueError("slow needs a rate (rate_per_second), and only slow does")
         if (self.action == "limit") != (self.ticket_limit is not None):
             raise ValueError("give ticket_limit with limit, and only then")
         if (self.target == "everything") != (self.value == ""):
@@ -699,7 +675,6 @@ class NewRule(OfTarget):
             raise ValueError(f"value must be text of at most {LONGEST_TICKET} bytes")
         if self.target == "consumer" and (self.action != "pause" or not NAME.fullmatch(self.value)):
             raise ValueError("a consumer can only be paused, and its name is 1 to 64 of A-Z a-z 0-9 . _ -")
-        return self
 
 
 def _changed(changed: RuleSetChange | None, problem: str, text: str, name: str = "", says: str = "") -> Outcome:
@@ -709,27 +684,27 @@ def _changed(changed: RuleSetChange | None, problem: str, text: str, name: str =
 
 
 @verb("rules set", "POST /rules", NewRule, {201: RuleChange, 200: RuleChange}, {409: "too_many_rules"})
-def set_rule(tools: Tools, args: NewRule) -> Outcome:
+def set_rule(view: View, args: NewRule) -> Outcome:
     """Set a rule: 201 new, 200 in place of the former one for that target."""
-    if args.target == "stream" and args.value != tools.keys.stream:
+    if args.target == "stream" and args.value != view.keys.stream:
         raise Unfit("value", "must be the stream of this master")
-    named = (Target(args.target), args.value, RuleAction(args.action), args.rate_per_second, args.reason, tools.by.who)
+    named = (Target(args.target), args.value, RuleAction(args.action), args.rate_per_second, args.reason, view.by.who)
     limits = {name: getattr(args, name) for name in ("concurrency", "weight", "ticket_limit")}
-    changed = tools.rules.set(Rule(*named, **limits), tools.by)
+    changed = view.rules.set(Rule(*named, **limits), view.by)
     return _changed(changed, "", "")._replace(status=201 if changed.outcome == "set" else 200)
 
 
 @verb("rules lift", "DELETE /rules/<rule_id>", Args, {200: RuleChange}, {404: "unknown_rule"})
-def lift(tools: Tools, args: Args, rule_id: str) -> Outcome:
+def lift(view: View, args: Args, rule_id: str) -> Outcome:
     """Lift a rule."""
-    return _changed(tools.rules.lift(rule_id, tools.by), "unknown_rule", "no such rule")
+    return _changed(view.rules.lift(rule_id, view.by), "unknown_rule", "no such rule")
 
 
 @verb("resume", "", OfTarget)
-def resume(tools: Tools, args: OfTarget) -> Outcome:
+def resume(view: View, args: OfTarget) -> Outcome:
     """Lift the rule of a target: its tickets go on, in the order of the stream."""
     named = (Target(args.target), args.value)
-    changed = tools.rules.lift(rule_id(*named), tools.by, "resume")
+    changed = view.rules.lift(rule_id(*named), view.by, "resume")
     return _changed(changed, "unknown_rule", f"there is no rule for {args.target} {args.value}".rstrip())
 
 
@@ -737,17 +712,17 @@ _DRAINED = {404: "unknown_consumer", 409: "too_many_rules"}
 
 
 @verb("consumers drain", "POST /consumers/<name>/drain", Args, {200: ConsumerRuleChange}, _DRAINED)
-def drain(tools: Tools, args: Args, name: str) -> Outcome:
+def drain(view: View, args: Args, name: str) -> Outcome:
     """Hand nothing more to a consumer: it finishes its messages, and new ones go to others. This holds for the name,
     also after a restart, until `usher consumers resume`."""
-    changed = tools.rules.drain(name, tools.by)
+    changed = view.rules.drain(name, view.by)
     held = pluralize(changed.handed_over, "message") if changed is not None else ""
     says = f"{name} is drained: it is handed nothing more and finishes its messages ({held})"
     return _changed(changed, "unknown_consumer", "no consumer of that name is registered", name, says)
 
 
 @verb("consumers resume", "POST /consumers/<name>/resume", Args, {200: ConsumerRuleChange}, {404: "not_drained"})
-def resume_consumer(tools: Tools, args: Args, name: str) -> Outcome:
+def resume_consumer(view: View, args: Args, name: str) -> Outcome:
     """Resume a consumer that an operator has drained. One that shuts down goes on with that."""
     nobody = "no consumer of that name was drained by an operator"
-    return _changed(tools.rules.resume(name, tools.by), "not_drained", nobody, name, f"{name} gets work again")
+    return _changed(view.rules.resume(name, view.by), "not_drained", nobody, name, f"{name} gets work again")

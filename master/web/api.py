@@ -30,9 +30,9 @@ from usher.common.protocol.registration import (
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import checked_by
 from usher.master.dispatch.events import Report
+from usher.master.insight.ticket_feed import parse_position
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.messages.fields import MessageFields
-from usher.master.policy.explain.ticket_events import parse_position
 from usher.master.verbs.documents import (
     Audit,
     Consumers,
@@ -43,8 +43,7 @@ from usher.master.verbs.documents import (
     TicketRow,
     Tickets,
 )
-from usher.master.web.parts import Desk
-from usher.master.web.seen import seen, with_fields
+from usher.master.web.parts import Desk, seen, with_fields
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +266,7 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
     @api.get("/audit")
     @tells("The result of the last audit; null when there was none.", {200: Audit})
     def audit() -> Response:
-        return answer({"audit": desk.status.audit()})
+        return answer({"audit": desk.status.proofs()["audit"]})
 
 
 def _add_events(api: Blueprint, desk: Desk) -> None:

@@ -41,6 +41,7 @@ def test_many_letters_at_once_are_an_alarm_counted_and_two_clicks_from_running_a
     page.get_by_role("heading", name="Dead letter").wait_for()
     assert "the shop is closed" in page.locator("main").inner_text()
     looking.go("/dead-letters")
+    page.locator(".trace mark", has_text="raise GiveUp(says)").wait_for()  # the failing line, unfolded
     page.locator("tr[id^='kind-'] button", has_text="Redrive all...").first.click()
     button = page.get_by_role("button", name=f"Redrive all {before + 10_001:,}")
     button.wait_for()

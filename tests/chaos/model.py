@@ -179,16 +179,6 @@ class Model:
         for who in self._live:
             self._note("die", who=who, t=self._now())
         live = [f"{who.replace('/', ':')}" for who in self._live]
-        self._note(
-            "final",
-            pel=0,
-            lag=0,
-            tickets=0,
-            attempts=0,
-            members=[*live, "master"],
-            live=live,
-            keys=[],
-            quiet_ns=1,
-            accounts=self._accounts,
-        )
+        left = {"members": [*live, "master"], "live": live, "keys": [], "quiet_ns": 1, "accounts": self._accounts}
+        self._note("final", **dict.fromkeys(("pel", "lag", "tickets", "attempts"), 0), **left)
         self._note("terms", strict=False, max_attempts=MAX_ATTEMPTS, drain_ns=_S, must=[], tokens=True)

@@ -27,7 +27,7 @@ FOUND: dict[str, Any] = {
 def told(link: Link) -> dict[str, float]:
     """The gauges of an audit at a scrape."""
     metrics, status = Metrics(), StatusReader(link, KEYS)
-    metrics.add(AuditMetrics(status.audit, status.proven_until_ms))
+    metrics.add(AuditMetrics(status.proofs))
     lines = [line for line in metrics.page()[0].decode().splitlines() if line.startswith("usher_audit")]
     return {
         name.removeprefix("usher_audit_"): float(value) for name, _, value in (line.rpartition(" ") for line in lines)
@@ -50,7 +50,7 @@ def test_without_an_audit_nothing_is_told(link: Link, stored: bytes | None) -> N
     """An alert on the age of the last run must not see a 0 as 1970."""
     if stored is not None:
         link.call("SET", KEYS.audit, stored)
-    assert StatusReader(link, KEYS).audit() is None
+    assert StatusReader(link, KEYS).proofs()["audit"] is None
     assert told(link) == {}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble
+from tests.integration.factories import LEASE_MS
 from tests.integration.routers import PATIENCE_S
 from tests.integration.test_protocol_rules import T
 from usher.common.base.clock import now_s
@@ -217,3 +218,24 @@ def test_a_recovery_that_a_record_asks_for_begins_at_once(stage: Stage, bell: St
     stage.link.call("HSET", stage.keys.tickets, b"U", b"ghost:1 5 " + entry)
     m.dispatcher.post(ChangedElsewhere(stage.link.call("XADD", stage.keys.changed, "*", "ticket", b"U")))
     assert m.dispatcher.run_once() == 0.0
+
+
+def test_what_the_sweep_has_found_is_not_taken_as_news(stage: Stage) -> None:
+    a, m = stage.consumer("a"), stage.leader(window=1)
+    m.settle()
+    stage.send(T)
+    m.settle()
+    a.read()
+    run = a.start()
+    assert run
+    [told] = stage.send(T)
+    m.listen()
+    stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "stranger", "COUNT", 1, "STREAMS", stage.keys.stream, ">")
+    stage.world.make_idle(b"stranger", 10 * LEASE_MS, told)
+    m.dispatcher._idle_sweep._next_s, m.dispatcher._has_pending = 0.0, True
+    m.turn()
+    run.succeed()
+    a.flush()
+    m.settle(*a.reports())
+    stage.finish(m, [a])
+    assert stage.history.ids(T).count(told) == 1

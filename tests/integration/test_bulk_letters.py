@@ -17,13 +17,13 @@ from usher.common.redis.client import CommandRefused
 from usher.master.operations.action_log import ActionLog, By
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules, RuleSetChange
-from usher.master.operations.ticket_orders import OrderResult
 from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import Rule, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.verbs.bulk import DONE, STOPPED, BulkJob, BulkJobs
 from usher.master.verbs.verbs import LETTERS, TICKETS, Args, DryRun, Shelf
+from usher.master.verbs.view import OrderResult
 
 REDRIVE, DROP = "redrive", "drop"
 
@@ -177,7 +177,7 @@ def test_an_order_is_about_messages_from_before_the_dry_run_each_ticket_once(wor
             raise ReplyUnknown("lost")
         return OrderResult(ticket_id, order.value, "asked", "")
 
-    bulk = Bulk(world, TICKETS, find=lambda wanted: iter(pages), orders=SimpleNamespace(give=give))
+    bulk = Bulk(world, TICKETS, status=SimpleNamespace(each=lambda _: iter(pages)), orders=SimpleNamespace(give=give))
     found = bulk.dry_run(_RETRYING)
     assert found.preview.count == 2
     later = str(10**15)
@@ -195,7 +195,7 @@ def pausing(world: World, tickets: list[str], **instead: Any) -> Bulk:
     def found(wanted: TicketFilter) -> Iterator[list[dict[str, Any]]]:
         yield [{"ticket_id": one, "state": "retrying", "message_ids": ["1-0"]} for one in tickets]
 
-    return Bulk(world, TICKETS, find=found, **instead)
+    return Bulk(world, TICKETS, status=SimpleNamespace(each=found), **instead)
 
 
 def test_a_rule_is_set_for_each_ticket(world: World) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.factories import FIELD, Owner, World, fetch, hand_over, plan
 from usher.common.readers.loop import ReliableStream
-from usher.master.insight.lag import tickets_of
+from usher.master.insight.stats import tickets_of
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.operations.dead_letters import DeadLetters
@@ -52,13 +52,12 @@ def test_what_a_dead_owner_had_is_taken_back_a_few_at_a_time_and_its_loss_is_cou
     incarnation = a.incarnation
     world.end_lease(a)
     sizes = []
-    while (page := leader.take_back(incarnation, 500)).size:
-        sizes.append(page.size)
+    while (page := leader.take_back(incarnation, 500)).last:
+        sizes.append(len(page.found))
     assert (sum(sizes), max(sizes)) == (len(ids), _READ)
     assert world.pending() == {b"master": ids}
     assert world.link.call("HGETALL", world.keys.attempts) == [ids[0], b"0 0 0 1"], "only the first may have run"
-    freed = leader.free_tickets(incarnation, [(T, [])])
-    assert freed is not None
+    assert leader.free_tickets(incarnation, [(T, [])]) is not None
 
 
 def test_unusable_entries_become_letters_a_few_at_a_time(world: World) -> None:

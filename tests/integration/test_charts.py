@@ -14,7 +14,7 @@ from usher.common.base.errors import Fenced
 from usher.common.protocol.run_log import RunRecord, encode
 from usher.common.redis.client import Link
 from usher.master.charts import keeper as keeper_module
-from usher.master.charts.keeper import ChartKeeper, ChartReader
+from usher.master.charts.keeper import ChartKeeper, read_points
 from usher.master.leader.elector import Lead
 from usher.master.policy import charts
 from usher.master.policy.charts import ALL, SPANS
@@ -52,8 +52,8 @@ def test_a_successor_goes_on_where_the_leader_ended(world: World) -> None:
     former = world.elect()
     world.send_many([b"t"] * 3)
     _keeper(world, former.epoch).run_once()
-    reader = ChartReader(world.link, world.keys)
-    (point,) = reader.read(SPANS["1h"])[1]
+    of = world.link, world.keys
+    (point,) = read_points(*of, SPANS["1h"])[1]
     assert (point["sent"], point["parts"]) == (None, {})
     _age(world, 120_000)
     world.send_many([b"t"] * 5)
@@ -62,11 +62,11 @@ def test_a_successor_goes_on_where_the_leader_ended(world: World) -> None:
     successor = _keeper(world, world.elect("http://two", succeed=str(former.epoch)).epoch)
     for _ in range(2):  # the same minute twice changes nothing
         successor.run_once()
-        _, points = reader.read(SPANS["1h"])
+        _, points = read_points(*of, SPANS["1h"])
         assert points[-1]["sent"] == 5
         part = points[-1]["parts"][ALL]
         assert (part["done"], part["failed"], sum(part["took"].values())) == (4, 2, 6)
-        day = reader.read(SPANS["24h"])[1]
+        day = read_points(*of, SPANS["24h"])[1]
         assert sum(one["parts"].get(ALL, {"done": 0})["done"] for one in day) == 4
 
 
@@ -88,7 +88,7 @@ def test_of_a_long_run_log_a_part_is_read_and_told(world: World, monkeypatch: py
     for _ in range(60):
         _ran(world, 20)
     _keeper(world, world.elect().epoch).run_once()
-    (point,) = ChartReader(world.link, world.keys).read(SPANS["1h"])[1]
+    (point,) = read_points(world.link, world.keys, SPANS["1h"])[1]
     assert point["in_part"]
     assert 0 < point["parts"][ALL]["done"] < 1200
 
@@ -99,7 +99,7 @@ def test_tenants_have_what_they_were_given_since_the_former_point(world: World) 
     keeper.run_once()
     told["x"] = (14, 0, 1.0, False)
     keeper.run_once()
-    (point,) = ChartReader(world.link, world.keys).read(SPANS["1h"])[1]
+    (point,) = read_points(world.link, world.keys, SPANS["1h"])[1]
     assert point["tenants"] == {"x": [4, 0, 1.0, False], "y": [0, 0, 2.0, True]}
 
 
@@ -114,7 +114,7 @@ def test_a_work_stream_has_charts_of_each_source(world: World) -> None:
         world.link.call("DEL", world.keys.charts)
         _keeper(world, epoch, by_stream=by_stream).run_once()
         for span in SPANS.values():
-            (point,) = ChartReader(world.link, world.keys).read(span)[1]
+            (point,) = read_points(world.link, world.keys, span)[1]
             assert {name: (part["done"], part["failed"]) for name, part in point["sources"].items()} == found
 
 
@@ -124,7 +124,7 @@ def test_a_redis_without_group_or_stream_has_a_point_too(link: Link) -> None:
     link.call("DEL", world.keys.stream)
     link.call("SET", world.keys.failures, "of another type")
     _keeper(world, epoch).run_once()
-    assert ChartReader(link, world.keys).read(SPANS["1h"])[1][0]["lag"] == 0
+    assert read_points(link, world.keys, SPANS["1h"])[1][0]["lag"] == 0
     world.make_group()
 
 
@@ -132,13 +132,13 @@ def test_a_point_tells_who_started_who_leads_and_what_code_is_new(world: World) 
     leader = world.elect()
     started = [world.join(name).incarnation for name in ("a", "b")]
     fleet = {f"old:{1024 * 1000}": "4f1c2aa", started[0]: "4f1c2aa"}
-    keeper, reader = _keeper(world, leader.epoch, fleet=lambda: fleet), ChartReader(world.link, world.keys)
+    keeper, of = _keeper(world, leader.epoch, fleet=lambda: fleet), (world.link, world.keys)
     keeper.run_once()
-    told = {(what, name) for point in reader.read(SPANS["1h"])[1] for _, what, name in point["marks"]}
+    told = {(what, name) for point in read_points(*of, SPANS["1h"])[1] for _, what, name in point["marks"]}
     assert told == {("leader", "one"), ("start", "a")}, "what is older is no news, nor is the code of the beginning"
     _age(world, 61_000)
     fleet[started[1]] = "b0b0b0b"
     keeper.run_once()
-    point = reader.read(SPANS["1h"])[1][-1]
+    point = read_points(*of, SPANS["1h"])[1][-1]
     assert ("deploy", "b0b0b0b") in {(what, name) for _, what, name in point["marks"]}
     assert point["codes"] == ["4f1c2aa", "b0b0b0b"]

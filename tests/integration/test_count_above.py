@@ -17,7 +17,6 @@ def test_the_id_itself_is_not_counted_and_the_order_is_that_of_numbers(world: Wo
     ids = world.send(b"T", *TRICKY_IDS)
     for at, entry_id in enumerate(ids):
         assert _count(world, entry_id, 100) == [len(ids) - at - 1, ids[-1], 1]
-    assert _count(world, b"0-0", 100) == [len(ids), ids[-1], 1]
     assert _count(world, b"999-9", 100) == [3, ids[-1], 1], "an id that is not in the stream is a place all the same"
 
 
@@ -29,13 +28,6 @@ def test_pages_add_up(world: World) -> None:
         count, last, is_all = _count(world, last, 7)
         counted += count
     assert (counted, last) == (25, ids[-1])
-
-
-def test_nothing_above_gives_the_id_back(world: World) -> None:
-    assert _count(world, b"5-5", 10) == [0, b"5-5", 1]
-    world.link.call("DEL", world.keys.stream)
-    assert _count(world, b"0-0", 10) == [0, b"0-0", 1]
-    world.make_group()
 
 
 def test_large_bodies_are_counted_a_few_at_a_time_and_not_sent(world: World) -> None:

@@ -11,7 +11,6 @@ from werkzeug.test import Client, TestResponse
 
 from tests.doors import api_of
 from tests.integration.factories import World
-from tests.integration.memory import full_memory
 from usher.common.http.credentials import Identity, Role
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
@@ -167,9 +166,9 @@ def test_a_redis_that_is_away_is_503() -> None:
 def test_a_redis_that_refuses_writes_says_why(client: Client, world: World, letters: list[str]) -> None:
     """It was said to be away, which is looked for elsewhere: consumers that found no master had nothing else in their
     logs."""
-    with full_memory(world.link):
-        refused = client.post(f"{_PATH}/redrive", json={"ids": letters[:1]})
-    assert _asked(refused, 503)["title"] == "redis_unavailable"
-    assert refused.json is not None
-    assert refused.json["detail"] == "Redis refuses writes: its memory is full (OOM)"
+    world.link.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    refused = _asked(client.post(f"{_PATH}/redrive", json={"ids": letters[:1]}), 503)
+    world.link.call("CONFIG", "SET", "min-replicas-to-write", "0")
+    assert refused["title"] == "redis_unavailable"
+    assert refused["detail"] == "Redis refuses writes: too few replicas are connected (NOREPLICAS)"
     assert _asked(client.post(f"{_PATH}/redrive", json={"ids": letters[:1]}))

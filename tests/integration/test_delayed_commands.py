@@ -237,7 +237,7 @@ def test_what_is_delayed_is_explained_by_the_clock_of_redis(
     world = _put_in_order(link)
     monkeypatch.setattr("usher.master.insight.explainer.wall_ms", lambda: time.time_ns() // 1_000_000 + 1000 * ahead_s)
     told = Explainer(world.link, KEYS, "ticket_id", 10_000).explain("42")
-    assert told.reasons[0].text.startswith("1 message of the ticket is delayed, due in 9 min")
+    assert told["reasons"][0]["text"].startswith("1 message of the ticket is delayed, due in 9 min")
 
 
 def test_a_duration_is_counted_by_the_clock_of_redis(run: Run, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:

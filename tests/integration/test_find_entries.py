@@ -23,7 +23,6 @@ def test_entries_of_the_ticket_are_found_newest_first_page_by_page(world: World)
     assert find(world, T) == [len(ids) + 1, ids[0], ids[::-1], 1]
     assert find(world, T, most=2) == [2, ids[-1], [ids[-1]], 0]
     assert find(world, T, f"({ids[-1].decode()}", 1) == [1, ids[-2], [ids[-2]], 0]
-    assert find(world, b"none") == [len(ids) + 1, ids[0], [], 1]
 
 
 def test_a_part_of_an_id_and_a_later_field_are_no_match(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.factories import LEASE_MS, NASTY_TICKETS, Owner, World
 from usher.common.base.errors import Fenced
-from usher.master.leader.leader_scripts import Freed, LeaderScripts
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def _recovering(world: World, *tickets: bytes) -> tuple[LeaderScripts, Owner]:
@@ -17,14 +17,14 @@ def _recovering(world: World, *tickets: bytes) -> tuple[LeaderScripts, Owner]:
     for ticket in tickets:
         world.delete(*world.owned(leader, a, ticket))
     world.end_lease(a)
-    while leader.take_back(a.incarnation, 100).size:
+    while leader.take_back(a.incarnation, 100).last:
         pass
     return leader, a
 
 
 def test_the_records_of_a_dead_incarnation_go(world: World) -> None:
     leader, a = _recovering(world, b"T", b"U")
-    assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", []), (b"never seen", [])]) == Freed([], [])
+    assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", []), (b"never seen", [])]) == ([], [])
     assert world.state().index == {}
 
 
@@ -32,7 +32,7 @@ def test_the_same_call_twice_finds_nothing_to_do(world: World) -> None:
     leader, a = _recovering(world, b"T")
     leader.free_tickets(a.incarnation, [(b"T", [])])
     with world.unchanged():
-        assert leader.free_tickets(a.incarnation, [(b"T", [])]) == Freed([], [])
+        assert leader.free_tickets(a.incarnation, [(b"T", [])]) == ([], [])
 
 
 def test_while_something_is_pending_for_it_nothing_is_freed(world: World) -> None:
@@ -71,7 +71,7 @@ def test_what_a_successor_or_a_drain_has_stays_and_is_named(world: World) -> Non
     c.steps.drain(60_000)
     world.give_back(c, {b"V": returned})
     before = world.state().index
-    assert leader.free_tickets(a.incarnation, [(b"V", []), (b"T", []), (b"U", [])]) == Freed([b"V", b"U"], [])
+    assert leader.free_tickets(a.incarnation, [(b"V", []), (b"T", []), (b"U", [])]) == ([b"V", b"U"], [])
     assert world.state().index == {ticket: before[ticket] for ticket in (b"U", b"V")}
 
 
@@ -79,7 +79,7 @@ def test_what_a_successor_or_a_drain_has_stays_and_is_named(world: World) -> Non
 def test_a_record_that_nobody_can_read_or_that_is_halted_stays_and_is_named(world: World, value: bytes) -> None:
     leader, a = _recovering(world)
     world.spoil(b"T", value)
-    assert leader.free_tickets(a.incarnation, [(b"T", [])]) == Freed([b"T"], [])
+    assert leader.free_tickets(a.incarnation, [(b"T", [])]) == ([b"T"], [])
     assert world.state().index == {b"T": value}
     world.apart_because = "the record was written by hand"
 
@@ -88,8 +88,8 @@ def test_another_incarnation_of_the_same_name_is_somebody_else(world: World) -> 
     leader, a = _recovering(world, b"T")
     successor = world.join("a")
     world.owned(leader, successor, b"U")
-    assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == Freed([b"U"], [])
-    assert leader.free_tickets(a.incarnation[:-1], [(b"U", [])]) == Freed([b"U"], []), (
+    assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == ([b"U"], [])
+    assert leader.free_tickets(a.incarnation[:-1], [(b"U", [])]) == ([b"U"], []), (
         "the beginning of a name is not the name"
     )
 
@@ -97,7 +97,7 @@ def test_another_incarnation_of_the_same_name_is_somebody_else(world: World) -> 
 @pytest.mark.parametrize("ticket", NASTY_TICKETS)
 def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
     leader, a = _recovering(world, ticket)
-    assert leader.free_tickets(a.incarnation, [(ticket, [])]) == Freed([], [])
+    assert leader.free_tickets(a.incarnation, [(ticket, [])]) == ([], [])
     assert world.state().index == {}
 
 
@@ -106,14 +106,14 @@ def test_thousands_are_freed_in_one_call(world: World) -> None:
     names = [b"T%d" % n for n in range(9001)]
     value = a.name + b" 5 1-1"
     world.link.call("HSET", world.keys.tickets, *[part for name in names for part in (name, value)])
-    assert leader.free_tickets(a.incarnation, [(name, []) for name in names]) == Freed([], [])
+    assert leader.free_tickets(a.incarnation, [(name, []) for name in names]) == ([], [])
     assert world.state().index == {}
 
 
 def test_a_group_consumer_that_was_reaped_has_an_empty_list(world: World) -> None:
     leader, a = _recovering(world, b"T")
     assert leader.reap(a.incarnation, "a", a.registration.dump())
-    assert leader.free_tickets(a.incarnation, [(b"T", [])]) == Freed([], [])
+    assert leader.free_tickets(a.incarnation, [(b"T", [])]) == ([], [])
     assert world.state().index == {}
 
 
@@ -127,8 +127,9 @@ def test_what_a_freed_record_still_names_and_is_under_master_unseen_is_told(worl
     world.delete(b"1-10")
     world.end_lease(a)
     assert [found.id for found in leader.take_back(a.incarnation, 10).found] == [b"2-1"]
-    assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == Freed(
-        [b"U"], [(one, b"T") for one in (b"1-1", b"1-11", b"2-1")]
+    assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == (
+        [b"U"],
+        [(one, b"T") for one in (b"1-1", b"1-11", b"2-1")],
     )
     assert world.pending() == {b"master": [b"1-1", b"1-11", b"2-1", *others]}
     assert world.link.call("HKEYS", world.keys.tickets) == [b"U"]
@@ -146,8 +147,8 @@ def test_what_a_freed_record_still_names_is_a_dead_letter(world: World) -> None:
     world.make_idle_if_there(a.incarnation, LEASE_MS, entry_id)
     a.steps.renew(LEASE_MS)
     world.end_lease(a)
-    while leader.take_back(a.incarnation, 100).size:
+    while leader.take_back(a.incarnation, 100).last:
         pass
-    assert leader.free_tickets(a.incarnation, [(b"T", [entry_id])]) == Freed([], [])
+    assert leader.free_tickets(a.incarnation, [(b"T", [entry_id])]) == ([], [])
     assert world.state() == ({}, {}, world.dead())
     assert world.state().letters() == [(entry_id, b"T" if world.claiming_drops_the_bodiless else b"", b"body_gone")]

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import pytest
 
 from tests.integration.factories import bury
-from tests.redis_model import MASTER, RedisModel
+from tests.redis_model import MASTER, Freed, RedisModel
 from tests.unit.test_board_model import Walk
 from tests.unit.test_ruled_model import RuledRedis, RuledWalk, made_rule
 from usher.common.protocol.keys import Keys
@@ -24,7 +24,7 @@ from usher.common.redis.replies import TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
-from usher.master.leader.leader_scripts import Freed, LeaderScripts, ParkedPage, TakenPage
+from usher.master.leader.leader_scripts import LeaderScripts, Page
 from usher.master.operations.action_log import By
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
@@ -199,7 +199,7 @@ class Mirror(RedisModel):
         super().drop(ticket)
         self._compare()
 
-    def parked_page(self, after: bytes | None, count: int) -> ParkedPage:
+    def parked_page(self, after: bytes | None, count: int) -> Page:
         self._bring_up_to_date()
         real = self._steps.read_parked(after, min(count, 2))
         mine = super().parked_page(after, count)
@@ -268,7 +268,7 @@ class Mirror(RedisModel):
         self.taken |= {owner if owner in (MASTER, "nobody") else "an owner" for owner in owners}
         return mine
 
-    def take_back(self, incarnation: str, count: int) -> TakenPage:
+    def take_back(self, incarnation: str, count: int) -> Page | None:
         self._bring_up_to_date()
         real = self._steps.take_back(incarnation, min(count, 2))
         mine = super().take_back(incarnation, count)
@@ -276,7 +276,7 @@ class Mirror(RedisModel):
         self._compare()
         return real
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed | None:
+    def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed:
         self._bring_up_to_date()
         real = self._steps.free_tickets(incarnation, tickets)
         assert real == super().free_tickets(incarnation, tickets)

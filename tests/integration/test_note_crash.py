@@ -104,7 +104,7 @@ def test_what_was_cut_off_is_in_the_run_log(world: World, dead: Owner) -> None:
 
 def take_all(world: World, leader: LeaderScripts, owner: Owner, count: int) -> None:
     world.end_lease(owner)
-    while leader.take_back(owner.incarnation, count).size:
+    while leader.take_back(owner.incarnation, count).last:
         pass
 
 
@@ -158,7 +158,7 @@ def test_losses_add_up_from_owner_to_owner(world: World, leader: LeaderScripts) 
     for number in range(1, 4):
         owner = world.join(f"a{number}")
         hand_over(leader, plan(owner, {b"T": [entry_id]}))
-        assert leader.take_back(owner.incarnation, 10).alive, "nothing happens while it lives"
+        assert leader.take_back(owner.incarnation, 10) is None, "nothing happens while it lives"
         take_all(world, leader, owner, 10)
         assert attempts(world) == {entry_id: Attempts(losses=number)}
 

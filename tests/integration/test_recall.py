@@ -52,7 +52,7 @@ def test_a_dead_inbox_stays_dead(world: World) -> None:
     leader, a = _asked(world)
     asked = _held(world, b"T")
     world.refuse(leader, a, "LOST")
-    while leader.take_back(a.incarnation, 10).size:
+    while leader.take_back(a.incarnation, 10).last:
         pass
     with world.unchanged():
         leader.recall(a.incarnation, asked)

@@ -351,8 +351,8 @@ def test_w1_a_message_that_is_to_wait_leaves_with_its_time_and_its_ticket(stage:
         "a ticket leaves before what ended is acknowledged",
         CodeEdit(
             "usher.consumer.execution.acker:Acker._write",
-            "finished = len(self._ledger)",
-            "self._give_back(given_back); finished = len(self._ledger)",
+            "finished = len(self._finished)",
+            "self._give_back(given_back); finished = len(self._finished)",
         ),
     )
 )

@@ -1,4 +1,4 @@
-"""consumer/lifecycle/registrar.py: what a consumer makes of the answers of masters. They come from a real HTTP server
+"""consumer/lifecycle/lease.py: what a consumer makes of the answers of masters. They come from a real HTTP server
 that says what the test wants."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.registration import Registration
 from usher.common.runtime.service import ServiceEnded
+from usher.consumer.lifecycle.lease import Registrar, Taken
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
-from usher.consumer.lifecycle.registrar import Registrar, Taken
 
 
 class Master:

@@ -10,7 +10,7 @@ from tests.integration.factories import LEASE_MS, Owner, World, fetch, spent
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow
 from usher.consumer.handlers.message import OwnLease
-from usher.consumer.lifecycle.heartbeat import Heartbeat
+from usher.consumer.lifecycle.lease import Heartbeat
 
 
 def _idle_ms(world: World) -> dict[bytes, int]:

@@ -37,7 +37,7 @@ def test_until_its_lease_ends_a_revoked_owner_may_acknowledge_and_nothing_is_tak
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T")
     leader.revoke(a.incarnation)
-    assert leader.take_back(a.incarnation, 10).alive
+    assert leader.take_back(a.incarnation, 10) is None
     a.steps.ack(ids)
 
 

@@ -17,7 +17,7 @@ from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.dispatch.events import ChangedElsewhere, ChangeWatch
 from usher.master.leader.elector import Lead
 from usher.master.membership import registry as roster
-from usher.master.membership.registry import ConsumerRegistry, Membership, RegisteredConsumer, clamp_leases
+from usher.master.membership.registry import ConsumerRegistry, Membership, RegisteredConsumer
 from usher.master.settings import MasterSettings
 
 
@@ -200,5 +200,5 @@ def test_a_lease_that_another_master_gave_for_longer_is_left_alone(world: World)
     longer = Membership(world.link, world.keys, 10 * LEASE_MS)
     given = longer.register(Registration("b", "u1", "http://127.0.0.1:1/", 4, 100)).registration
     before = roster.read_left_ms(world.link, world.keys, [given.incarnation])[given.incarnation]
-    clamp_leases(world.link, world.keys, {world.join("a").incarnation: 1, given.incarnation: before}, LEASE_MS)
+    _Reading(world).reader._shorten({world.join("a").incarnation: 1, given.incarnation: before})
     assert before - 1000 < roster.read_left_ms(world.link, world.keys, [given.incarnation])[given.incarnation] <= before

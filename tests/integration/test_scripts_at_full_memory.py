@@ -17,7 +17,7 @@ from tests.integration.memory import full_memory
 from usher.common.base.errors import NotNow
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter
 from usher.master.leader.entries import Rejected
-from usher.master.leader.leader_scripts import Freed, LeaderScripts
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def _letter(entry_id: bytes) -> Letter:
@@ -81,9 +81,9 @@ def test_the_dead_are_recovered_and_forgotten(world: World) -> None:
         assert world.lease(a) == b"revoked"
         assert 0 < world.link.call("PTTL", world.keys.lease(a.incarnation)) <= LEASE_MS
         world.end_lease(a)
-        while leader.take_back(a.incarnation, 1).size:
+        while leader.take_back(a.incarnation, 1).last:
             pass
-        assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == Freed([], [(first, b"T")])
+        assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == ([], [(first, b"T")])
         assert leader.reap(a.incarnation, "a", a.registration.dump())
     assert world.pending() == {b"master": [first]}
     assert [entry_id for entry_id, _, _ in world.state().letters()] == [second, *alone]

@@ -12,7 +12,7 @@ from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
 from tests.integration.rewound import set_back
 from usher.common.base.errors import Fenced, GroupMissing
 from usher.master.leader.entries import PeekedEntry
-from usher.master.leader.leader_scripts import Freed, LeaderScripts, Swept
+from usher.master.leader.leader_scripts import LeaderScripts, Swept
 from usher.master.policy.board.board import Board
 from usher.master.recovery.repairs import IdleSweep
 
@@ -112,7 +112,7 @@ def test_after_a_sweep_of_a_dead_owner_the_end_of_its_recovery_names_what_was_sw
     world.end_lease(a)
     _sweep(leader, [a.incarnation])
     assert [found.id for found in leader.take_back(a.incarnation, 10).found] == left
-    assert leader.free_tickets(a.incarnation, [(b"T", [])]) == Freed([], [(one, b"T") for one in swept + left])
+    assert leader.free_tickets(a.incarnation, [(b"T", [])]) == ([], [(one, b"T") for one in swept + left])
     assert world.state() == ({b"master": swept + left}, {}, [])
 
 

@@ -10,12 +10,12 @@ import pytest
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World
 from usher.common.base.errors import Fenced
 from usher.master.leader.entries import PeekedEntry
-from usher.master.leader.leader_scripts import Freed, LeaderScripts, TakenPage
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def _take_all(leader: LeaderScripts, owner: Owner, count: int) -> list[PeekedEntry]:
     found: list[PeekedEntry] = []
-    while (page := leader.take_back(owner.incarnation, count)).size:
+    while (page := leader.take_back(owner.incarnation, count)).last:
         found += page.found
     return found
 
@@ -28,7 +28,7 @@ def test_everything_comes_back_in_the_order_of_the_stream_and_the_index_follows_
     ids = world.owned(leader, a, b"T", *TRICKY_IDS)
     world.end_lease(a)
     found: list[PeekedEntry] = []
-    while (page := leader.take_back(a.incarnation, count)).size:
+    while (page := leader.take_back(a.incarnation, count)).last:
         found += page.found
         assert world.broken() == []
     assert found == [PeekedEntry(entry_id, b"T") for entry_id in ids]
@@ -61,7 +61,7 @@ def test_while_the_lease_lives_nothing_is_taken_whatever_its_state(world: World)
     for change in (lambda: None, lambda: a.steps.drain(60_000), lambda: leader.revoke(a.incarnation)):
         change()
         with world.unchanged():
-            assert leader.take_back(a.incarnation, 10) == TakenPage(True, 0, [], [])
+            assert leader.take_back(a.incarnation, 10) is None
 
 
 def test_a_deposed_leader_takes_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
@@ -104,13 +104,13 @@ def test_the_inbox_goes_with_the_last_page_so_that_a_lost_group_leaves_nothing_o
     _take_all(leader, a, 4)
     assert world.link.call("EXISTS", inbox) == 0
     with world.unchanged():
-        assert leader.take_back(a.incarnation, 4) == TakenPage(False, 0, [], [])
+        assert leader.take_back(a.incarnation, 4) == (None, [], [])
 
 
 def test_an_incarnation_that_never_was_has_nothing(world: World) -> None:
     leader = world.elect()
     with world.unchanged():
-        assert leader.take_back("nobody:1", 10) == TakenPage(False, 0, [], [])
+        assert leader.take_back("nobody:1", 10) == (None, [], [])
 
 
 @pytest.mark.parametrize("value", [b"b:2 6 9-9", b"returned 5 1-1", b"halted 5 1-1", b"garbage", b"", b"a:1", b"\0"])
@@ -142,14 +142,13 @@ def test_an_entry_whose_body_is_gone_is_a_dead_letter_and_its_id_leaves_the_inde
     alone = world.owned(leader, a, b"U", b"4-1")
     world.delete(first, third, *alone)
     world.end_lease(a)
-    assert leader.take_back(a.incarnation, 10) == TakenPage(
-        False, 4, [PeekedEntry(second, b"T")], [first, third, *alone]
-    )
-    assert leader.take_back(a.incarnation, 10) == TakenPage(False, 0, [], [])
+    taken = alone[-1], [PeekedEntry(second, b"T")], [first, third, *alone]
+    assert leader.take_back(a.incarnation, 10) == taken
+    assert leader.take_back(a.incarnation, 10) == (None, [], [])
     assert world.pending() == {b"master": [second]}
     assert world.state().letters() == [(entry_id, b"", b"body_gone") for entry_id in (first, third, *alone)]
     assert {letter[b"usher-owner"] for letter in world.dead()} == {a.name}
-    assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == Freed([], [(second, b"T")])
+    assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == ([], [(second, b"T")])
     assert world.link.call("HLEN", world.keys.tickets) == 0
 
 

@@ -28,11 +28,10 @@ from usher.common.redis.client import Link
 from usher.common.redis.embedded import free_port
 from usher.consumer.policy.acks import Finished
 from usher.master.insight import ticket_feed
-from usher.master.insight.ticket_feed import TicketFeed
+from usher.master.insight.ticket_feed import TicketFeed, parse_position
 from usher.master.membership.health_url import parse_hosts
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
-from usher.master.policy.explain.ticket_events import parse_position
 from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
 from usher.master.web.api import routes
 

@@ -27,10 +27,10 @@ from usher.master.membership.consumer_http import read_answer
 from usher.master.operations.action_log import By
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
-from usher.master.operations.ticket_orders import OrderResult, TicketOrders
-from usher.master.policy.explain.facts import OwnerTold
+from usher.master.policy.explain.explain import OwnerTold
 from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.policy.ticket_orders import TicketOrder, plan_order
+from usher.master.verbs.view import OrderResult, TicketOrders
 
 T = b"T"
 RETRY, GIVE_UP, CANCEL = TicketOrder.RETRY, TicketOrder.GIVE_UP, TicketOrder.CANCEL
@@ -62,7 +62,7 @@ class Desk:
         return read_answer(orjson.dumps(told), wall_ms())
 
     def explain(self, ticket_id: str) -> dict[str, Any]:
-        return self._explainer.explain(ticket_id).document()
+        return self._explainer.explain(ticket_id)
 
     def give(self, order: TicketOrder, ticket_id: str = "T") -> OrderResult:
         return self.orders.give(order, ticket_id, By("alice", "cli", "why"))

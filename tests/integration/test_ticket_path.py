@@ -11,7 +11,7 @@ from tests.integration.gathered import Gathered
 from usher.common.protocol.message import ticket_value
 from usher.common.redis.client import Link
 from usher.common.sending.producer import Producer
-from usher.master.insight.lag import tickets_of
+from usher.master.insight.stats import tickets_of
 from usher.master.leader.entries import PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.actors import MasterActor, Stage
+from tests.integration.actors import MasterActor, Stage, Trouble
 from tests.integration.conftest import SYSTEM_SERVER
 from tests.integration.gathered import Gathered
 from usher.common.doctor.collector import collect
@@ -17,6 +17,7 @@ from usher.common.doctor.judgements import DoctorSeverity, judge_stream
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import SERVER_VARIABLE
+from usher.common.redis.replies import pairs
 from usher.common.runtime.settings import CommonSettings
 from usher.master.cli.status import look
 from usher.master.insight.status import StatusReader
@@ -205,3 +206,37 @@ def test_what_was_lost_is_not_told_as_done(stage: Stage, way: str) -> None:
     stage.finish(m, [b])
     m.settle()
     assert look(reader, None, CommonSettings())["done"] == 7
+
+
+@pytest.mark.parametrize("what", ["runs", "undecodable", "behind a full window"])
+def test_what_is_deleted_after_the_doorbell_told_of_it_is_counted_once_or_runs(stage: Stage, what: str) -> None:
+    m, a = stage.leader(window=1), stage.consumer("a")
+    _send(stage, 1)
+    stage.finish(m, [a])
+    if what == "behind a full window":
+        _send(stage, 1)
+        m.settle()
+        a.read()
+        assert a.start()
+    told = stage.world.add(b"500-1", "text", "no ticket") if what == "undecodable" else _send(stage, 1)[0]
+    m.listen()
+    stage.link.call("XDEL", stage.keys.stream, told)
+    m.turn()
+    stage.send(b"U", b"900-1")
+    stage.finish(m, [a])
+    assert _cut_so_far(stage) == (told not in stage.history.ids(T))
+
+
+def test_how_much_was_read_is_right_after_a_reply_that_is_lost(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    _send(stage, 1)
+    stage.finish(m, [a])
+    stage.link.call("XDEL", stage.keys.stream, *_send(stage, 1))
+    _send(stage, 2)
+    m.listen()
+    m.link.troubles = {"hand_over": Trouble.REPLY_LOST}
+    m.turn()
+    stage.finish(m, [a])
+    _send(stage, 1)
+    stage.finish(m, [a])
+    assert pairs(stage.link.call("XINFO", "GROUPS", stage.keys.stream)[0])[b"lag"] == 0

@@ -17,12 +17,13 @@ from tests.integration.test_page_lists import confirmed
 from usher.common.http.openapi import document
 from usher.master.cli.verbs import shelf_command
 from usher.master.operations.action_log import ActionLog, StepResult
-from usher.master.verbs.verbs import LETTERS, VERBS, Args, Tools
+from usher.master.verbs.verbs import LETTERS, VERBS, Args
+from usher.master.verbs.view import View
 
 
 def add() -> None:
     @LETTERS.verb("touch", "Touch")
-    def touch(tools: Tools, items: Sequence[Any], args: Args) -> Iterator[Any]:
+    def touch(view: View, items: Sequence[Any], args: Args) -> Iterator[Any]:
         """Touch dead letters, and leave them."""
         return (StepResult(item.id, "done") for item in items)
 

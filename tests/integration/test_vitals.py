@@ -122,7 +122,7 @@ def test_a_lag_beyond_what_is_counted_says_so_where_redis_does_not_know(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("usher.master.insight.stats._MOST_COUNTED", 4)
-    monkeypatch.setattr("usher.master.insight.lag._PAGE", 2)
+    monkeypatch.setattr("usher.master.insight.stats._PAGE", 2)
     for _ in range(9):
         world.send(b"T")
     seen = StreamStatsReader(world.link, world.keys).read()

@@ -141,13 +141,7 @@ _LEADS = (
             "master",
             [
                 *(f"master/{room}/**/*.py" for room in _LEADS),
-                *(
-                    "common/doctor/collector.py",
-                    "master/cli/trim.py",
-                    "master/cli/dead.py",
-                    "master/cli/shared.py",
-                    "deploy/rehearsal/cli.py",
-                ),
+                *("common/doctor/collector.py", "master/verbs/view.py", "deploy/rehearsal/cli.py"),
             ],
         ),
         ("streamer", ["master/streamer/program.py", "master/leader/elector.py"]),

@@ -80,6 +80,18 @@ def test_whoever_leads_may_be_killed_and_nothing_is_lost_or_waits_for_a_lease(fo
         assert link.call("GET", KEYS.leader) is None, "given up, not run out"
 
 
+@pytest.mark.parametrize(("words", "is_there"), [(["master"], True), (["run", "orders:handle"], False)])
+def test_a_master_has_made_its_page_before_consumers_register(
+    folder: Path, link: Link, words: list[str], is_there: bool
+) -> None:
+    """The first one was answered after a second of import on a busy machine, and of a short lease nothing was left."""
+    with Crew(folder, link.url, USHER_BIND=f"127.0.0.1:{free_port()}", PYTHONPROFILEIMPORTTIME="1") as crew:
+        crew.run("a", *words)
+        crew.until(lambda: crew.events("takeover_completed"), 20, "it leads")
+        lines = (crew.logs / "a").read_text().splitlines()
+        assert any(line.endswith(" flask.app") for line in lines) == is_there
+
+
 def test_without_a_redis_they_share_one_that_the_last_one_ends(folder: Path) -> None:
     environ = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_BIND=f"127.0.0.1:{free_port()}")
     send, command = [*USHER, "send", "--ticket", "1"], [*USHER, "orders"]

@@ -8,14 +8,17 @@ import random
 from usher.common.protocol.run_log import RunRecord
 from usher.master.charts.drawing import draw, kinds, totals
 from usher.master.policy import charts
-from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, LONGEST, NAMES, OTHERS, SPANS, Level
+from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, LONGEST, NAMES, OTHERS, SPANS
 
 _NOW = 1_700_000_000_000
 _NOTHING = charts.gather(())
 
 
-def _level(sent: int | None = 0, done: int | None = 0) -> Level:
-    return Level(sent, done, 3, 2, 500, "1-0")
+def _level(
+    sent: int | None = 0, done: int | None = 0, failed: int | None = None, lag: int | None = 3
+) -> dict[str, object]:
+    totals = {"sent_total": sent, "done_total": done, "failed_total": failed}
+    return totals | {"lag": lag, "pending": 2, "oldest_ms": 500, "runs": "1-0"}
 
 
 def _run(
@@ -79,8 +82,8 @@ def test_a_point_counts_since_the_former_one_and_nothing_where_a_count_went_back
     assert (late["sent"], late["done"], late["ms"]) == (60, None, 300_000)
     assert charts.point(_NOW, _level(None, None), former, _NOTHING, {}, in_part=False)["sent"] is None
     runs = charts.gather([_run(outcome="failed")])  # all that was read of the run log
-    before = charts.point(_NOW, _level()._replace(failed=1_000), None, runs, {}, in_part=True)
-    after = charts.point(_NOW, _level()._replace(failed=11_010), before, runs, {}, in_part=True)
+    before = charts.point(_NOW, _level(failed=1_000), None, runs, {}, in_part=True)
+    after = charts.point(_NOW, _level(failed=11_010), before, runs, {}, in_part=True)
     assert (before["failed"], after["failed"], charts.merge(_NOW, [before, after])["failed"]) == (1, 10_010, 10_011)
 
 
@@ -132,7 +135,7 @@ def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes()
 
 
 def test_a_lag_that_redis_does_not_know_is_no_zero() -> None:
-    unknown = _level()._replace(lag=None)
+    unknown = _level(lag=None)
     one, two = (charts.point(_NOW, level, None, _NOTHING, {}, in_part=False) for level in (unknown, _level()))
     assert (charts.merge(_NOW, [one, one])["lag"], charts.merge(_NOW, [one, two])["lag"]) == (None, 3)
     chart = draw(kinds("", "", "")[1], [one], SPANS["1h"], _NOW)

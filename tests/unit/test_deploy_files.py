@@ -246,6 +246,6 @@ def test_template_units_of_systemd_start_programs_that_there_are(program: str) -
     assert (service["Type"], service["KillMode"]) == ("notify", "mixed")
     assert float(service["TimeoutStopSec"]) > ConsumerSettings.model_fields["drain_seconds"].default + 8
     _, command, *words = service["ExecStart"].split()  # usher
-    flags = {flag for parameter in load_command(COMMANDS[command].target).params for flag in parameter.opts}
+    flags = {flag for parameter in load_command(COMMANDS[command][0]).params for flag in parameter.opts}
     assert command == program
     assert {word for word in words if word.startswith("--")} <= flags

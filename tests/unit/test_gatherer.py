@@ -41,7 +41,8 @@ def test_new_names_are_looked_for_before_the_first_turn_after_a_gap(
     gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     did: list[str] = []
-    monkeypatch.setattr(gatherer, "look_for_new", lambda _link, _asker: did.append("look"))
+    monkeypatch.setattr(gatherer, "_every_s", 30.0)
+    monkeypatch.setattr(gatherer, "_pages", lambda: iter(did.append("look") or ()))  # type: ignore[func-returns-value]
     monkeypatch.setattr(gatherer.rounds, "take", lambda: did.append("turn"))
     gatherer.run_once()
     gatherer.run_once()

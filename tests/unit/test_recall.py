@@ -120,12 +120,12 @@ def test_another_consumer_could_take_what_waits_for_room_and_what_would_be_recal
     for number in range(1, 9):
         arrive(board, b"T%d" % number, number)
     hand_over(board)
-    assert (board.in_flight, board.parked, board.takeable()) == (5, 3, 6), "three wait for room, and three for slots"
+    assert (board.in_flight, board.parked, board.takeable(0.0)) == (5, 3, 6), "three wait for room, and three for slots"
     board.waits.learn_time(1_000, NOW)
     board.set_record(b"W", b"waits@9000", 3, ids(20), NOW)
     board.set_record(b"H", b"halted", 3, ids(21), NOW)
     arrive(board, b"T1", 30)
-    assert board.takeable() == 6, "not what waits for its time, for an operator, or behind what runs"
+    assert board.takeable(0.0) == 6, "not what waits for its time, for an operator, or behind what runs"
 
 
 def test_the_idle_one_gets_a_ticket_that_came_back_also_when_it_has_most_of_the_messages() -> None:

@@ -17,15 +17,16 @@ from usher.common.protocol.owner_words import HALTED, RETURNED
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.audit.findings import CHECKS, MOVING
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.alarms import alarms, level_of
 from usher.master.policy.explain.stuck import (
     SHOWN,
     STUCK_MS,
     Head,
     StuckContext,
     TicketGroups,
+    alarms,
     behind,
     describe,
+    level_of,
     oldest,
     stuck_rows,
 )

@@ -11,7 +11,7 @@ from usher.common.protocol.run_log import CRASHED, encode
 from usher.consumer.policy.acks import Finished
 from usher.master.cli.tickets import ServerSentEvent, lines_of, parse
 from usher.master.insight.status import ticket_row
-from usher.master.policy.explain.ticket_events import (
+from usher.master.insight.ticket_feed import (
     ENTRIES,
     RUNS,
     Event,

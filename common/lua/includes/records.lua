@@ -41,3 +41,18 @@ local function without(ids, gone)
   end
   return table.concat(left, ' ')
 end
+
+-- Claim what is pending of these ids for `master`. Return those that are under it now, in id order, and a table of
+-- those that are over.
+local function claim_all(stream, group, held)
+  local ids, over, is_sorted = split_ids(held), {}, true
+  for at = 2, #ids do is_sorted = is_sorted and is_above(ids[at], ids[at - 1]) end
+  if not is_sorted then table.sort(ids, function(one, other) return is_above(other, one) end) end
+  for _, id in ipairs(ids) do over[id] = true end
+  in_chunks(#ids, function(from, to)
+    local command = {'XCLAIM', stream, group, 'master', '0', unpack(ids, from, to)}
+    command[#command + 1] = 'JUSTID'
+    for _, id in ipairs(redis.call(unpack(command))) do over[id] = nil end
+  end)
+  return without(table.concat(ids, ' '), over), over
+end

@@ -3,8 +3,8 @@
 -- KEYS: 1 dead, 2 leader, 3 letters, 4 new letters
 -- ARGV: 1 epoch, 2 id of the letter to go on behind ("": begin, if the numbers differ at all), 3 count
 -- Returns: {"FENCED"} or {"OK", id of the letter to go on behind ("": nothing is left to be done)}
--- Why Lua: it is made under a key of its own, oldest first: what comes meanwhile is met at the end, and redrive and
---          drop_letters take out of it what goes. The last page puts it in the place of the other.
+-- Why Lua: it is made under a key of its own, oldest first: what comes meanwhile is met at the end, and redrive
+--          takes out of it what goes. The last page puts it in the place of the other.
 -- Memory: refused when full
 --- @numbers count 3
 if not leads(KEYS[2], ARGV[1]) then return {'FENCED'} end

@@ -5,7 +5,7 @@
 --       lease has left
 -- Returns: {state, number of entries touched, where to go on, "" at the end}; state: live | draining | revoked | LOST
 --          (there is no lease; nothing happened). A revoked lease keeps what it has left.
--- Why Lua: lease and entries are renewed together. It is every third renewal (heartbeat.py), so an entry of a living
+-- Why Lua: lease and entries are renewed together. It is every third renewal (lease.py), so an entry of a living
 --          incarnation is idle for one lease at most, and the sweep cannot meet it. Not more at once: for 50,000
 --          entries Redis did nothing else for 0.2 s. JUSTID: any other form would raise the delivery count. GETEX and
 --          XCLAIM work when memory is full.

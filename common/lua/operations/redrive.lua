@@ -1,22 +1,26 @@
--- redrive: dead letters become messages again, each exactly once: its letter goes in the same step.
+-- redrive: dead letters become messages again, each exactly once: its letter goes in the same step. Or they are thrown
+--          away for good; a ticket that waited for one goes on without it.
 -- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 delayed, 8 errors, 9 new letters, 10 letters
--- ARGV: 1 group, then ids of letters; or one id, "edited", and the fields of a new message that takes its place
+-- ARGV: 1 group, 2 redrive | drop | edit, then ids of letters; to edit one id, and the fields of a new message that
+--       takes its place
 -- Returns: {what the leader key holds, or "", then for each letter, from the first one (fewer than given where they are
---          large): {"RESUMED"}: the ticket waited for it; it goes on
---          with this very message, at its place in the stream, and then with its later ones; {"ADDED", new id}: it is a
---          new message at the end of the stream, with its uid as it was (one whose due_ms was no time: among the
---          delayed messages, due now); {"GONE"}: there is no such letter (any more);
---          {"CUT"}: fields of it are missing, and the stream has the entry no more; {"HELD"}: its ticket has an owner,
---          try again later}. GONE, CUT and HELD change nothing.
+--          large): {"RESUMED"}: the ticket waited for it; it goes on with this very message, at its place in the
+--          stream, and then with its later ones; {"ADDED", new id}: it is a new message at the end of the stream, with
+--          its uid as it was (one whose due_ms was no time: among the delayed messages, due now); {"DROPPED"};
+--          {"RELEASED"}: dropped, and its ticket goes on with its next message; {"GONE"}: there is no such letter (any
+--          more); {"CUT"}: fields of it are missing, and the stream has the entry no more; {"HELD"}: its ticket has an
+--          owner, try again later}. GONE, CUT and HELD change nothing.
 -- Why Lua: the entry leaves `halted`, its ticket's record and the letter change together, for any caller and under
 --          any leader: the note in `changed` stops a plan that does not know of it. A crash between XADD and XDEL would
 --          make two of one.
--- Memory: refused when full
-local stream, group, tickets_key, edited = KEYS[1], ARGV[1], KEYS[2], ARGV[3] == 'edited' and {unpack(ARGV, 4)}
+-- Memory: works when full, since as much goes as comes
+local stream, group, tickets_key, what = KEYS[1], ARGV[1], KEYS[2], ARGV[2]
+local edited = what == 'edit' and {unpack(ARGV, 4)}
 redis.call('XLEN', stream) -- what is no stream fails here, before anything has changed
 redis.call('XLEN', KEYS[5])
-redis.call('XPENDING', stream, group) -- so does a missing group
+if what ~= 'drop' then redis.call('XPENDING', stream, group) end -- so does a missing group
 redis.call('HLEN', KEYS[4])
+at_full_memory(tickets_key)
 
 -- Of several fields of that name the first one counts; an empty uid is none (common/protocol/message.py).
 local function give(fields, name, value)
@@ -51,8 +55,7 @@ local function add_again(head, fields)
   return {'ADDED', redis.call('XADD', to, id_now, unpack(fields))}
 end
 
--- The ticket may move again: first what of it is under `master` already and was held by the former owner. A hash write
--- goes first: it needs memory, so a full server refuses the call before anything has changed.
+-- The ticket may move again: first what of it is under `master` already and was held by the former owner.
 local function resume(head, fence, tail)
   local id = head['usher-id']
   local ids = tail == '' and id or id .. ' ' .. tail
@@ -69,15 +72,17 @@ local function redrive(letter_id)
   local place, fence, tail = place_of(stream, group, tickets_key, head)
   if place == 'elsewhere' then return {'HELD'} end
   local answer
-  if place == 'halted' and not edited and body_of(stream, head['usher-id']) then
+  if what == 'redrive' and place == 'halted' and body_of(stream, head['usher-id']) then
     resume(head, fence, tail)
     answer = {'RESUMED'}
   else
-    answer = add_again(head, edited or letter.fields)
+    answer = {place == 'halted' and 'RELEASED' or 'DROPPED'}
+    if what ~= 'drop' then answer = add_again(head, edited or letter.fields) end
     if answer[1] == 'CUT' then return answer end
-    if place == 'halted' then -- by another message: its place in the ticket's order is gone
-      redis.call('XACK', stream, group, head['usher-id'])
+    if place == 'halted' then -- by another message, or none: its place in the ticket's order is gone
       write_record(tickets_key, head['usher-ticket'], 'returned', fence, tail)
+      redis.call('XACK', stream, group, head['usher-id'])
+      redis.call('HDEL', KEYS[4], head['usher-id'])
     end
   end
   if place == 'halted' then tell_leader(KEYS[5], head['usher-ticket']) end
@@ -86,8 +91,8 @@ local function redrive(letter_id)
 end
 
 local reply = {redis.call('GET', KEYS[6]) or ''}
-for at = 2, edited and 2 or #ARGV do
+for at = 3, edited and 3 or #ARGV do
   if not has_room() then break end
-  reply[at] = redrive(ARGV[at])
+  reply[at - 1] = redrive(ARGV[at])
 end
 return reply

@@ -64,11 +64,7 @@ end
 if policy == 'skip' then return 'OK' end
 
 -- What is not pending any more is over; the record names what is under `master` then, and nothing else.
-local over = {}
-for behind in string.gmatch(left, '%S+') do
-  if #redis.call('XCLAIM', stream, group, 'master', '0', behind, 'JUSTID') == 0 then over[behind] = true end
-end
-left = without(left, over)
+left = claim_all(stream, group, left)
 if policy == 'halt' then
   redis.call('HSET', KEYS[3], ticket, 'halted ' .. fence .. ' ' .. (left == '' and id or id .. ' ' .. left))
 else

@@ -22,26 +22,6 @@ redis.call('XPENDING', stream, group)
 redis.call('HLEN', KEYS[6])
 at_full_memory(tickets_key)
 
--- Claim what is pending of these ids of a ticket for `master`. Return those that are under it now, in id order. Of
--- those that the caller has `named`, none is over.
-local function claim_all(ticket, held, named)
-  local ids, over, is_sorted = split_ids(held), {}, true
-  for at = 2, #ids do is_sorted = is_sorted and is_above(ids[at], ids[at - 1]) end
-  if not is_sorted then table.sort(ids, function(one, other) return is_above(other, one) end) end
-  for _, id in ipairs(ids) do over[id] = true end
-  in_chunks(#ids, function(from, to)
-    local command = {'XCLAIM', stream, group, 'master', '0', unpack(ids, from, to)}
-    command[#command + 1] = 'JUSTID'
-    for _, id in ipairs(redis.call(unpack(command))) do over[id] = nil end
-  end)
-  for _, id in ipairs(split_ids(named)) do
-    if over[id] and not body_of(stream, id) then
-      bury(KEYS[4], id, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil)
-    end
-  end
-  return without(table.concat(ids, ' '), over)
-end
-
 local function word_of(after, ids)
   local _, failures = read_attempts(redis.call('HGET', KEYS[6], string.match(ids, '^%S*')))
   if after == '' or failures >= GIVEN_UP then return 'returned' end
@@ -65,7 +45,12 @@ for at = 3, #ARGV, 4 do
   elseif owner ~= me or fence ~= ARGV[at + 1] then
     reply[#reply + 1] = 'GONE'
   else
-    local ids = claim_all(ticket, held, named)
+    local ids, over = claim_all(stream, group, held)
+    for _, id in ipairs(split_ids(named)) do -- of those that the caller knows, none is over
+      if over[id] and not body_of(stream, id) then
+        bury(KEYS[4], id, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil)
+      end
+    end
     write_record(tickets_key, ticket, word_of(after, ids), fence, ids)
     tell_leader(KEYS[5], ticket)
     reply[#reply + 1] = 'GIVEN'

@@ -268,13 +268,8 @@ class Board:
             self.tickets[name].standing = OPEN
             self._finish(self.tickets[name])
         # An incarnation that only a record named has no capacity here: it gets nothing before the roster knows it.
-        self.join(
-            incarnation,
-            consumer.name,
-            consumer.slots,
-            consumer.capacity,
-            consumer.capacity > 0 and self.rules.of_consumers.get(consumer.name) is None,
-        )
+        accepts = consumer.capacity > 0 and self.rules.of_consumers.get(consumer.name) is None
+        self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, accepts)
 
     def recovered(self, incarnation: str, others: Iterable[bytes] = ()) -> tuple[bytes, ...]:
         """Free the tickets of a lost incarnation: all that it had is under ``master``.
@@ -770,12 +765,12 @@ class Board:
                 ticket.beyond += beyond
                 self._rereading.add(ticket)
 
-    def takeable(self) -> int:
+    def takeable(self, now_s: float) -> int:
         """Count what another consumer could be given now: messages that wait for room, and tickets to be recalled."""
         tenants = set(self._fair.held) if self._fair is not None else set()
         free = [one for one in self._queue.waiting() if one.owner is None and one.standing is OPEN]
         parked = sum(len(one.parked) for one in free if one.tenant not in tenants)
-        return parked + self.asked_back.recallable(self.consumers.values())
+        return parked + self.asked_back.recallable(self.consumers.values(), now_s)
 
     # ---- rules -------------------------------------------------------------------------------------------------------
 

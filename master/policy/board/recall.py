@@ -21,7 +21,7 @@ _LOOK_S, _LOOK_EACH_S = 0.01, 0.00002
 #: A ticket that was handed over a shorter time ago is not worth asking for: it may be done before it could come back.
 _YOUNG_S = 0.05
 #: Work of a shorter time is not worth asking for. A consumer that keeps up tells only twice a second what it has done.
-_WORTH_S = 1.0
+_WORTH_S = 0.75
 #: Who is asked has answered within this time, or is as good as silent: it may be asked for other tickets.
 _ANSWER_S = 0.5
 #: A ticket that did not come back has been started, and is not asked for again for so long.
@@ -75,11 +75,12 @@ class Recalls:
         answer_s = next((asked.at_s + _ANSWER_S for asked in self.unanswered.values()), math.inf)
         return min(answer_s, self._again_s)
 
-    def recallable(self, consumers: Iterable[ConsumerLoad]) -> int:
+    def recallable(self, consumers: Iterable[ConsumerLoad], now_s: float) -> int:
         """Count the tickets that would be asked back, were there a consumer with nothing to do."""
         if self._in_vain:
             return 0
-        return sum(max(0, one.busy_tickets - one.slots) for one in consumers if one.accepts)
+        worth = [one for one in consumers if one.accepts and one.pace.left_s(one.in_flight, now_s) >= _WORTH_S]
+        return sum(max(0, one.busy_tickets - one.slots) for one in worth)
 
     def take_came_back(self) -> int:
         count, self._came_back = self._came_back, 0
@@ -124,8 +125,13 @@ class Recalls:
         givers = [one for one in consumers.values() if one.accepts]
         self._enough = min((one.slots for one in givers), default=math.inf)
         idle = [one for one in givers if one.busy_tickets < one.slots]
-        busy = [one for one in givers if one.busy_tickets > one.slots]
-        return self._match(idle, busy, tickets, now_s) if idle and busy else []
+        left = {id(one): one.pace.left_s(one.in_flight, now_s) for one in givers if one.busy_tickets > one.slots}
+        if not idle or not left:
+            return []
+        if busy := [one for one in givers if left.get(id(one), 0.0) >= _WORTH_S]:
+            return self._match(idle, busy, tickets, now_s)
+        self._again_s = now_s + _WORTH_S - max(left.values())
+        return []
 
     def _match(
         self, idle: list[ConsumerLoad], busy: list[ConsumerLoad], tickets: Mapping[bytes, BoardTicket], now_s: float
@@ -144,7 +150,7 @@ class Recalls:
         recalls = []
         for one in sorted(busy, key=lambda one: one.in_flight / one.pace.window, reverse=True):
             most = min(one.busy_tickets - max(one.slots, int(share * one.slots)), len(wanting), _MOST)
-            if one.incarnation in being_asked or most <= 0 or one.pace.left_s(one.in_flight, now_s) < _WORTH_S:
+            if one.incarnation in being_asked or most <= 0:
                 continue
             chosen = list(islice(self._unstarted(one, tickets, now_s), most))
             for ticket in chosen:

@@ -2,22 +2,43 @@
 
 Every state of the protocol has its words here; the first reason is the one that decides. What cannot be known is said
 to be unknown.
+
+The document of an explanation (``GET /api/explain?id=``, ``usher tickets explain --json``)::
+
+    {"ticket_id": "42", "time_ms": 1790000000000,
+     "state": a TicketState, "summary": "one sentence", "sentences": ["...", ...],
+     "reasons": [{"code": "handler_runs", "text": "..."}, ...],  # the first is what it waits for; texts as in sentences
+     "waits_for": "the handler on c3" | null, "until_ms": 1790000004000 | null,      # null: unknown
+     "entries": [{"id": "17-0", "state": a TicketState, "attempt": 2 | null, "started_ms": ... | null,
+                  "due_ms": ... | null, "behind": "12-0" | null}, ...],              # 200 at most
+     "attempts": 5, "charged": 3, "last_error": {...} | null, "traceback": "...",  # of its first message, as in lists
+     "in_processing": 2, "parked": 5, "parked_is_exact": true, "unread": 0, "unread_is_exact": true,
+     "owner": {"name": "c3", "incarnation": "c3:7", "state": "live", "lease_ms": 4000, "paused": false} | null,
+     "fence": 88 | null, "max_attempts": 5 | null, "leader_url": "http://..." | null,
+     "rules": [rule, ...], "dead_letter": letter | null,      # the one that a halted ticket waits for
+     "last_dead_letter": letter | null,                       # the newest, of a ticket that has nothing else there
+     "commands": [{"does": "runs it again", "command": "usher dead redrive ..."}, ...]}
+
+``until_ms`` is the moment when what it waits for ends, or must have ended; in milliseconds since the epoch, like all
+names that end with ``_ms``.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from usher.common.base.text import pluralize, span, time_of_day
-from usher.common.protocol.attempts import NEVER, attempts_told
+from usher.common.protocol.attempts import NEVER, Attempts, attempts_told
+from usher.common.protocol.last_error import LastError
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.protocol.ticket_states import TicketState
-from usher.master.policy.explain.facts import OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
+from usher.master.policy.board.plans import BoardFacts
+from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule, RuleAction, Target
-from usher.master.policy.states import BY_NAME, last_error, told_alike
+from usher.master.policy.states import BY_NAME, Queue, last_error, told_alike, tried
 from usher.master.policy.ticket_orders import LETTER_UNKNOWN
 
 #: Codes of what a ticket waits for while others are handled.
@@ -25,18 +46,192 @@ _QUEUES = ("waits_for_turn", "consumers_full", "waiting_limit")
 #: Words for a leader's lease plus the time to take over, within which a dead leader has a successor; not for decisions.
 _SOON = "within moments"
 _MOMENTS_S = 2.0
+#: Most entries that a document names.
+MOST_SHOWN = 200
 
 
-def explain(facts: TicketFacts) -> TicketExplanation:
-    """Return what the ticket waits for. Never raises, whatever the facts are: they come from Redis, where anybody may
-    have written."""
-    found = _explained(facts)
-    first, *others = found.reasons
-    found = replace(found, reasons=(first, *_last_error(facts), *_lost_with_it(facts), *others))
-    if not facts.refuses_writes or not BY_NAME[TicketState(found.state)].needs_writes:
-        return found
-    refused = Reason("redis_refuses_writes", f"the ticket does not move: {facts.refuses_writes}")
-    return replace(found, reasons=(refused, *found.reasons), waits_for="Redis to take writes again", until_ms=0)
+@dataclass(frozen=True)
+class OwnerFacts:
+    """The incarnation in the ticket's record. ``state``: live, draining, revoked, or "" when its lease has ended.
+    ``successor``: the incarnation that has its name now, if that is another."""
+
+    incarnation: str
+    state: str
+    lease_ms: int
+    successor: str = ""
+    paused: Rule | None = None
+
+    @property
+    def name(self) -> str:
+        return self.incarnation.rpartition(":")[0] or self.incarnation
+
+    def document(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"name": self.name, "incarnation": self.incarnation, "state": self.state or "lost"}
+        return told | {"lease_ms": self.lease_ms, "paused": self.paused is not None}
+
+
+@dataclass(frozen=True)
+class OwnEntry:
+    """A message as its owner has it. ``state``: running, waiting (for its next attempt, until ``due_ms``), queued, or
+    apart (it waits for a child process, as a suspect of a crash). ``attempt``: the one that runs, or the last one; 0:
+    none. ``runs_apart``: it runs in a child process."""
+
+    id: bytes
+    state: str
+    attempt: int = 0
+    started_ms: int = 0
+    due_ms: int = 0
+    runs_apart: bool = False
+
+
+@dataclass(frozen=True)
+class OwnerTold:
+    """The owner's answer to the question what it does with the ticket."""
+
+    entries: tuple[OwnEntry, ...]
+    max_attempts: int = 0
+
+
+@dataclass(frozen=True)
+class ConsumerTotals:
+    """All consumers together. ``live`` ones take work, ``paused`` ones live and do not, ``starting`` ones have not
+    renewed their lease yet. ``room``: messages that the living may yet be handed."""
+
+    live: int = 0
+    starting: int = 0
+    paused: int = 0
+    draining: int = 0
+    revoked: int = 0
+    room: int = 0
+
+    @property
+    def all(self) -> int:
+        return self.live + self.starting + self.paused + self.draining + self.revoked
+
+
+@dataclass(frozen=True)
+class TicketFacts:
+    """All that is known of a ticket at a moment. Ids are in id order; ``ids`` are those that its record names,
+    ``parked`` and ``unread`` the others."""
+
+    ticket_id: str
+    now_ms: int
+    kind: str = ""  # kind of its record: "" none, owned, returned, put_off, halted, unreadable
+    fence: int = 0
+    ids: tuple[bytes, ...] = ()
+    owner: OwnerFacts | None = None
+    told: OwnerTold | None = None
+    attempts: Mapping[bytes, Attempts] = field(default_factory=dict)
+    error: LastError | None = None  # the last error of its first message, and the end of its traceback
+    traceback: str = ""
+    parked: tuple[bytes, ...] = ()
+    parked_is_exact: bool = True
+    unread: tuple[bytes, ...] = ()
+    unread_is_exact: bool = True
+    lag: int = 0  # entries of all tickets that were not read
+    has_group: bool = True
+    leader: str | None = None  # its URL, "" where that is unknown; None: no master leads
+    board: BoardFacts | None = None
+    crowd: ConsumerTotals = ConsumerTotals()
+    rules: tuple[Rule, ...] = ()  # rules that match the ticket, the one that holds first
+    limit: Rule | None = None  # the least one
+    letter: DeadLetter | None = None  # the letter that a halted ticket waits for
+    last_letter: DeadLetter | None = None  # the ticket's newest letter
+    lease_ms: int = 10_000  # the life of a consumer's lease
+    letters_are_all: bool = True  # all letters were searched for those of the ticket, or one was found
+    not_gathered: int = 0  # entries of all sources that are not in the work stream yet
+    gathered_is_exact: bool = True  # all sources were looked at, and to their end
+    by_stream: bool = False  # tickets of a work stream are called STREAM/ID
+    refuses_writes: str = ""  # why Redis refuses writes, for people
+    delayed: int = 0  # messages that wait for their time, when nothing else of the ticket is there
+    delayed_is_exact: bool = True
+    due_ms: int = 0  # when the first of them is due, or the ticket that was put off
+    queue: Queue | None = None  # what waits for its turn
+
+    @property
+    def first(self) -> bytes:
+        return next(iter((*self.ids, *self.parked)), b"")
+
+    @property
+    def of_record_parked(self) -> int:
+        """Number of its record's entries that are under ``master``: all when they were given back, all but the first of
+        a halted ticket."""
+        return {"returned": len(self.ids), "put_off": len(self.ids), "halted": max(0, len(self.ids) - 1)}.get(
+            self.kind, 0
+        )
+
+    @property
+    def hidden(self) -> int:
+        """Number of parked entries that only the leader's memory knows of. While a lost owner is recovered, memory has
+        also parked what that owner had."""
+        if self.board is None:
+            return 0
+        taken_back = len(self.ids) if self.kind == "owned" and self.board.standing == "recovering" else 0
+        return max(0, self.board.parked - len(self.parked) - self.of_record_parked - taken_back)
+
+    @property
+    def all_parked(self) -> int:
+        return self.of_record_parked + len(self.parked) + self.hidden
+
+    @property
+    def all_parked_is_exact(self) -> bool:
+        """Return whether the entries read from Redis are all there are, or memory knows of more and has all."""
+        return self.parked_is_exact if not self.hidden else self.board is not None and self.board.has_all
+
+
+class Reason(NamedTuple):
+    """A reason for the state: a word for programs, a sentence for people."""
+
+    code: str
+    text: str
+
+
+class _Told(NamedTuple):
+    """What is told of a ticket. ``waits_for``: "" when it waits for nothing; ``until_ms``: 0 when that is unknown;
+    ``ways``: what a command does, and the command."""
+
+    state: str
+    reasons: Sequence[Reason]
+    waits_for: str = ""
+    until_ms: int = 0
+    ways: Sequence[tuple[str, str]] = ()
+
+
+def explain(facts: TicketFacts) -> dict[str, Any]:
+    """Return what the ticket waits for, as a document. Never raises, whatever the facts are: they come from Redis,
+    where anybody may have written."""
+    state, (first, *others), waits_for, until_ms, ways = _explained(facts)
+    reasons = [first, *_last_error(facts), *_lost_with_it(facts), *others, *_limited(facts)]
+    if facts.refuses_writes and BY_NAME[TicketState(state)].needs_writes:
+        reasons.insert(0, Reason("redis_refuses_writes", f"the ticket does not move: {facts.refuses_writes}"))
+        waits_for, until_ms = "Redis to take writes again", 0
+    texts, owner = [reason.text for reason in reasons], facts.owner
+    return {
+        "ticket_id": facts.ticket_id,
+        "time_ms": facts.now_ms,
+        "state": state,
+        "summary": texts[0],
+        "sentences": texts,
+        "reasons": [reason._asdict() for reason in reasons],
+        **tried(facts.attempts.get(facts.first, NEVER), facts.error),
+        "traceback": facts.traceback,
+        "waits_for": waits_for or None,
+        "until_ms": until_ms or None,
+        "entries": list(_rows(facts))[:MOST_SHOWN],
+        "in_processing": len(facts.ids) if facts.kind == "owned" else 0,
+        "parked": facts.all_parked,
+        "parked_is_exact": facts.all_parked_is_exact,
+        "unread": len(facts.unread),
+        "unread_is_exact": facts.unread_is_exact,
+        "owner": None if owner is None else owner.document(),
+        "fence": facts.fence or None,
+        "max_attempts": (facts.told.max_attempts or None) if facts.told is not None else None,
+        "leader_url": facts.leader,
+        "rules": [rule.shown() for rule in (*facts.rules, facts.limit) if rule is not None],
+        "dead_letter": None if facts.letter is None else facts.letter.row(),
+        "last_dead_letter": None if facts.last_letter is None else facts.last_letter.row(),
+        "commands": [{"does": does, "command": command} for does, command in (*ways, *_rule_commands(facts))],
+    }
 
 
 def _last_error(facts: TicketFacts) -> Iterator[Reason]:
@@ -57,7 +252,7 @@ def _lost_with_it(facts: TicketFacts) -> Iterator[Reason]:
         yield Reason("owners_lost", f"{text}, so fewer and fewer others run beside it.")
 
 
-def _explained(facts: TicketFacts) -> TicketExplanation:
+def _explained(facts: TicketFacts) -> _Told:
     if facts.kind == "unreadable":
         return _unreadable(facts)
     if facts.kind == "halted":
@@ -78,23 +273,10 @@ def _explained(facts: TicketFacts) -> TicketExplanation:
     return _nothing(facts)
 
 
-def _told(
-    facts: TicketFacts,
-    state: str,
-    reasons: Iterable[Reason],
-    waits_for: str,
-    until_ms: int = 0,
-    ways: Iterable[tuple[str, str]] = (),
-) -> TicketExplanation:
-    told = (*reasons, *_limited(facts))
-    ways = (*ways, *_rule_commands(facts))
-    return TicketExplanation(facts, state, told, tuple(_rows(facts)), waits_for, until_ms, ways)
-
-
 # ---- an owner has it -------------------------------------------------------------------------------------------------
 
 
-def _owned(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
+def _owned(facts: TicketFacts, owner: OwnerFacts) -> _Told:
     if not owner.state:
         return _lost(facts, owner)
     told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
@@ -109,7 +291,7 @@ def _owned(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     ]
     if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread or facts.rules:
         reasons += _later(facts, owner)
-    return _told(facts, state, reasons, waits_for, until_ms)
+    return _Told(state, reasons, waits_for, until_ms)
 
 
 def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, Reason, str, int]:
@@ -190,23 +372,23 @@ def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
         yield Reason("owner_paused", f"{owner.paused.who or 'somebody'} {text}: {later}")
 
 
-def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
+def _lost(facts: TicketFacts, owner: OwnerFacts) -> _Told:
     first = facts.ids[0] if facts.ids else b"?"
     if facts.leader is None:
         lost = Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended")
-        return _told(facts, TicketState.RECOVERING, (lost, _no_leader()), "a master that leads")
+        return _Told(TicketState.RECOVERING, (lost, _no_leader()), "a master that leads")
     by = f"the leader {facts.leader} takes its messages back, oldest first, and hands them over under a new fencing"
     by = f"{by} token, in {span(facts.lease_ms)} at the latest"
     successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
     text = f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}{successor}"
     reasons, until = (Reason("owner_lost", text), *_behind(facts, first)), facts.now_ms + facts.lease_ms
-    return _told(facts, TicketState.RECOVERING, reasons, "its recovery by the leader", until)
+    return _Told(TicketState.RECOVERING, reasons, "its recovery by the leader", until)
 
 
 # ---- nobody has it ---------------------------------------------------------------------------------------------------
 
 
-def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
+def _waiting(facts: TicketFacts, where: str) -> _Told:
     rule = facts.rules[0] if facts.rules else None
     first = next(iter((*facts.ids, *facts.parked, *facts.unread)), b"")
     what = _id(first) if first else "its next message"
@@ -216,12 +398,12 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
     if where == TicketState.WAITING and obstacle.code in _QUEUES and facts.queue is not None:
         state = TicketState.QUEUED
     reasons = [obstacle, *_place(facts, first, what, where), *_behind(facts, first)]
-    if rule is not None and not obstacle.code.startswith("rule_"):
-        reasons.append(Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}"))
-    return _told(facts, state, reasons, waits_for, until_ms)
+    if not obstacle.code.startswith("rule_"):
+        reasons += _rule_too(facts)
+    return _Told(state, reasons, waits_for, until_ms)
 
 
-def _put_off(facts: TicketFacts) -> TicketExplanation:
+def _put_off(facts: TicketFacts) -> _Told:
     """Explain a ticket that was given back until a time, which Redis keeps: no consumer and no restart shortens it."""
     first, due = facts.ids[0] if facts.ids else b"?", span(facts.due_ms - facts.now_ms)
     known, until = facts.attempts.get(first, NEVER), f"{time_of_day(facts.due_ms)}, in {due}"
@@ -235,9 +417,9 @@ def _put_off(facts: TicketFacts) -> TicketExplanation:
     if alike := told_alike(facts.error):
         reason = Reason("fails_alike", f"{_id(first)} {alike}. Its turn comes in {due} at the latest.")
     reasons = [reason, *_behind(facts, first)]
-    reasons += [Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}") for rule in facts.rules[:1]]
+    reasons += _rule_too(facts)
     state = TicketState.RETRYING if known.failures or alike else TicketState.PUT_OFF
-    return _told(facts, state, reasons, "a try that succeeds" if alike else "its time", facts.due_ms)
+    return _Told(state, reasons, "a try that succeeds" if alike else "its time", facts.due_ms)
 
 
 def _place(facts: TicketFacts, first: bytes, what: str, where: str) -> Iterator[Reason]:
@@ -312,7 +494,7 @@ def _no_leader() -> Reason:
 # ---- an operator's business ------------------------------------------------------------------------------------------
 
 
-def _halted(facts: TicketFacts) -> TicketExplanation:
+def _halted(facts: TicketFacts) -> _Told:
     first, letter = (facts.ids[0] if facts.ids else b"?"), facts.letter
     ticket = shlex.quote(facts.ticket_id)
     if letter is not None:
@@ -331,20 +513,17 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
     )
     if facts.leader is None:
         reasons.append(_no_leader())
-    reasons += [
-        Reason("rule_too", f"a rule holds too, also after that: the ticket is {rule.told()}")
-        for rule in facts.rules[:1]
-    ]
+    reasons += _rule_too(facts, "a rule holds too, also after that")
     waits_for = "an operator: redrive or drop its dead letter"
-    return _told(facts, TicketState.HALTED, reasons, waits_for, ways=commands)
+    return _Told(TicketState.HALTED, reasons, waits_for, ways=commands)
 
 
-def _unreadable(facts: TicketFacts) -> TicketExplanation:
+def _unreadable(facts: TicketFacts) -> _Told:
     text = "the ticket's record in the index cannot be read (did somebody write it by hand?): repair or delete it, and"
     reason = Reason("record_unreadable", f"{text} the ticket moves again")
     command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
     ways = (("forgets the record; the sweep finds its pending entries again", command),)
-    return _told(facts, TicketState.UNREADABLE, (reason,), "an operator", ways=ways)
+    return _Told(TicketState.UNREADABLE, (reason,), "an operator", ways=ways)
 
 
 def _delayed(facts: TicketFacts) -> Iterator[Reason]:
@@ -356,7 +535,7 @@ def _delayed(facts: TicketFacts) -> Iterator[Reason]:
         yield _no_leader()
 
 
-def _nothing(facts: TicketFacts) -> TicketExplanation:
+def _nothing(facts: TicketFacts) -> _Told:
     sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered and facts.gathered_is_exact
     code = "not_looked_through"
     if facts.not_gathered:
@@ -385,16 +564,14 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
         how = f"{_ago(facts, letter.written_ms)} ({letter.why})"
         reasons.append(Reason("has_dead_letter", f"its message {_id(letter.message_id)} became a dead letter {how}"))
         commands = (("runs it again, as a new message", f"usher dead redrive {_id(letter.id)}"),)
-    reasons += [Reason("rule_too", f"a rule waits for it: the ticket is {rule.told()}") for rule in facts.rules[:1]]
-    reasons += _limited(facts)
-    commands += tuple(_rule_commands(facts))
+    reasons += _rule_too(facts, "a rule waits for it")
     if facts.delayed:
         lists = f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}"
         commands = (("shows them; `usher delayed drop` ends them", lists), *commands)
         reasons = [*_delayed(facts), *reasons]
-        return TicketExplanation(facts, TicketState.DELAYED, tuple(reasons), (), "its time", facts.due_ms, commands)
+        return _Told(TicketState.DELAYED, reasons, "its time", facts.due_ms, commands)
     state = TicketState.IDLE if sure else TicketState.NOT_FOUND
-    return TicketExplanation(facts, state, tuple(reasons), (), "", 0, commands)
+    return _Told(state, reasons, ways=commands)
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -456,6 +633,11 @@ def _rows(facts: TicketFacts) -> Iterator[dict[str, Any]]:
 def _row(entry_id: bytes, state: str, attempt: int, behind: bytes) -> dict[str, Any]:
     told = {"id": _id(entry_id), "state": state, "attempt": attempt or None, "started_ms": None, "due_ms": None}
     return told | {"behind": _id(behind) or None}
+
+
+def _rule_too(facts: TicketFacts, told: str = "a rule holds too") -> Iterator[Reason]:
+    if facts.rules:
+        yield Reason("rule_too", f"{told}: the ticket is {facts.rules[0].told()}")
 
 
 def _limited(facts: TicketFacts) -> Iterator[Reason]:

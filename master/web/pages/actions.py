@@ -21,11 +21,19 @@ from usher.master.operations.delayed_messages import check_due
 from usher.master.policy.letters import Preview
 from usher.master.policy.rules import Rule, alike
 from usher.master.verbs.verbs import DELAYED, LETTERS, TICKETS, VERBS, DryRun, MovedDelayed, Shelf, Verb
-from usher.master.web.operations import performed, tools_of
-from usher.master.web.pages.forms import FlashMessages, asked_moment, asked_of, read_form_text, read_why, refused
-from usher.master.web.pages.views import STREAM_ID, bulk_job, preview_page
-from usher.master.web.parts import Parts
-from usher.master.web.seen import sees_texts
+from usher.master.web.operators import acting_in, performed
+from usher.master.web.pages.views import (
+    STREAM_ID,
+    FlashMessages,
+    asked_moment,
+    asked_of,
+    bulk_job,
+    preview_page,
+    read_form_text,
+    read_why,
+    refused,
+)
+from usher.master.web.parts import Parts, sees_texts
 
 _MOST_CHOSEN = 200
 #: Seconds of a core that a dry run may take.
@@ -91,9 +99,9 @@ def _add_bulk(actions: Blueprint, parts: Parts, go: Go, shelf: Shelf) -> None:
         wanted, told = shelf.meant(asked, sees_texts()), asked.told(f"all {shelf.noun}s")
         more: dict[str, Any] = {"due_ms": _due_ms(parts)} if verb.args is MovedDelayed else {}
         if form.get("dry"):
-            named, tools = Preview(), tools_of(parts)
-            named.add(shelf.named(tools, ids))
-            found = DryRun(named, b"", True) if ids else shelf.dry_run(tools, wanted, _COUNT_S)
+            named, view = Preview(), acting_in(parts)
+            named.add(shelf.named(view, ids))
+            found = DryRun(named, b"", True) if ids else shelf.dry_run(view, wanted, _COUNT_S)
             again = [("id", one) for one in ids] or [("all", "1"), *asked.given.items()]
             return preview_page(parts, verb, found, told, [*again, *more.items()])
         why = read_why()
@@ -104,7 +112,7 @@ def _add_bulk(actions: Blueprint, parts: Parts, go: Go, shelf: Shelf) -> None:
         if not STREAM_ID.fullmatch(until) or not re.fullmatch("[0-9]{1,12}", count):
             raise refused("see the preview first")
         args = verb.args.model_construct(**more)
-        job = parts.bulk.begin(verb, tools_of(parts, why), args, wanted, told, until.encode(), int(count))
+        job = parts.bulk.begin(verb, acting_in(parts, why), args, wanted, told, until.encode(), int(count))
         return redirect(f"/dead-letters/jobs/{job.id}", 303)
 
     actions.add_url_rule(f"{shelf.path}/bulk", f"bulk_{shelf.path[1:]}", bulk, methods=["POST"])
@@ -129,7 +137,7 @@ def _add_others(actions: Blueprint, parts: Parts, go: Go) -> None:
     @actions.post("/dead-letters/jobs/<job_id>/stop")
     @needs(Role.OPERATOR)
     def stop(job_id: str) -> AnyResponse:
-        job, by = bulk_job(parts, job_id), tools_of(parts, read_why()).by
+        job, by = bulk_job(parts, job_id), acting_in(parts, read_why()).by
         parts.bulk.stop_job(job)
         parts.action_log.note(OperatorAction(by, f"stop {job.what}", job.told), counted(job.outcomes.elements()))
         return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
@@ -137,7 +145,7 @@ def _add_others(actions: Blueprint, parts: Parts, go: Go) -> None:
     @actions.post("/rules/lift")
     @needs(Role.OPERATOR)
     def lift() -> AnyResponse:
-        by, chosen, until = tools_of(parts, read_why()).by, read_form_text("id", 64), request.form.get("until", "")
+        by, chosen, until = acting_in(parts, read_why()).by, read_form_text("id", 64), request.form.get("until", "")
         if until and not re.fullmatch("[0-9]{1,16}", until):
             raise refused("the field until must be the version of a rule")
         if until:  # all that are alike, but those that were set after the page was made

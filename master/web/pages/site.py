@@ -17,11 +17,10 @@ from usher.common.http.auth import CSRF_FIELD, Doorman, csrf_token, doorman, loc
 from usher.common.http.credentials import Role
 from usher.master.insight.formatting import FILTERS, TICKET_COLUMNS, message_url, number, spark, ticket_url, tried
 from usher.master.insight.status import ORDERS
-from usher.master.policy.explain.alarms import OK
+from usher.master.policy.explain.stuck import OK
 from usher.master.policy.states import BY_NAME, LISTED
 from usher.master.web.pages.actions import action_routes
-from usher.master.web.pages.forms import FlashMessages, group_url
-from usher.master.web.pages.views import view_routes
+from usher.master.web.pages.views import FlashMessages, group_url, view_routes
 from usher.master.web.parts import Parts
 
 _POLICY = (

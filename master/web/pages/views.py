@@ -2,35 +2,138 @@
 
 from __future__ import annotations
 
+import datetime
 import re
-from typing import Any
+import secrets
+import zoneinfo
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from flask import Blueprint, g, render_template, request
+from itsdangerous import BadSignature, URLSafeSerializer
 from jinja2 import TemplateError
 
 from usher.common.base.clock import now_s
-from usher.common.http.app import Problem
+from usher.common.base.durations import moment_ms
+from usher.common.http.app import Problem, read_model
 from usher.common.http.credentials import Role
 from usher.common.protocol.message import ticket_value
 from usher.common.protocol.stream_id import is_id
 from usher.master.charts.drawing import WIDTH, draw, kinds, totals, turns
+from usher.master.charts.keeper import read_points
 from usher.master.insight.formatting import sent_ms
-from usher.master.insight.status import ticket_rows
+from usher.master.insight.status import ORDERS, ticket_rows
 from usher.master.insight.ticket_history import BAR
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
 from usher.master.policy.letters import HALT, LetterFilter, also_for
-from usher.master.policy.rules import MOST_RULES, alike
+from usher.master.policy.rules import LONGEST_REASON, MOST_RULES, alike
 from usher.master.verbs.bulk import BulkJob
-from usher.master.verbs.verbs import DelayedAsk, DryRun, LetterAsk, TicketAsk, Verb, editable
+from usher.master.verbs.verbs import Ask, DelayedAsk, DryRun, LetterAsk, TicketAsk, Verb, editable
 from usher.master.web.api import read_ticket_id
-from usher.master.web.messages import find_messages, message_facts, query_bytes
-from usher.master.web.pages.forms import AGES, asked_of, asked_sort, local_zone, refused
-from usher.master.web.parts import Parts
-from usher.master.web.seen import seen, sees_texts, with_fields
-from usher.master.web.shelves import shown
+from usher.master.web.operators import find_messages, message_facts, query_bytes, shown
+from usher.master.web.parts import Parts, seen, sees_texts, with_fields
 
-_SCAN_CURSOR = re.compile(r"[0-9]{1,20}")
+#: Choices of ``younger_than_s``.
+AGES = (("", "any age"), ("900", "15 min"), ("3600", "1 h"), ("21600", "6 h"), ("86400", "1 d"), ("604800", "7 d"))
+#: Most characters of a message about what was done.
+_LONGEST = 1000
+_ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,2}")
+#: The zone of a form that means the master's own.
+LOCAL = "local"
+T = TypeVar("T", bound=Ask)
+
+
+def asked_of(ask: type[T], given: Mapping[str, str]) -> T:
+    """Return the filter that a query or a form asks for. Raises Problem 422."""
+    return read_model(ask, {name: text for name in ask.model_fields if (text := given.get(name, ""))}, False)
+
+
+def asked_sort(given: Mapping[str, str]) -> str:
+    if (sort := given.get("sort", "")) not in ("", *ORDERS):
+        raise refused(f"sort is one of {', '.join(ORDERS)}")
+    return sort
+
+
+def group_url(group: Mapping[str, Any]) -> str:
+    return "/tickets?" + urlencode({"state": group["state"], "error": group["error"]})
+
+
+def asked_place(name: str, fits: Callable[[str], object] = is_id) -> str:
+    """Return the place at which a page begins, "" for the first one. Raises Problem 422."""
+    if (place := request.args.get(name, "")) and not fits(place):
+        raise refused(f"{name} is not one from a page")
+    return place
+
+
+def read_why() -> str:
+    """Return the reason that a form gives. Raises Problem 422, as the same over JSON does; so read it before anything
+    is done."""
+    why = request.form.get("why", "").strip()[:LONGEST_REASON]
+    if not why.isprintable():
+        raise refused("the reason must be one line of text, without control characters")
+    return why
+
+
+def read_form_text(name: str, most: int) -> str:
+    value = request.form.get(name, "")
+    if not 0 < len(value) <= most:
+        raise refused(f"{name} must be text of 1 to {most} characters")
+    return value
+
+
+def refused(why: str) -> Problem:
+    return Problem(422, "invalid_fields", why)
+
+
+class FlashMessages:
+    """Messages about what was done, in the addresses of pages: signed by this master, else a link could make a page
+    show any text."""
+
+    def __init__(self) -> None:
+        self._signer = URLSafeSerializer(secrets.token_bytes(32))
+
+    def put(self, text: str) -> str:
+        return str(self._signer.dumps(text[:_LONGEST]))
+
+    def get(self, signed: str) -> str:
+        try:
+            return str(self._signer.loads(signed))
+        except BadSignature:
+            return ""
+
+
+# -- times
+
+
+def asked_moment() -> int:
+    """Return the time that a form gives, in its zone. Raises Problem 422, with a sentence."""
+    text, zone = request.form.get("at", "").strip(), request.form.get("zone", "")
+    if not text:
+        raise refused("say when they are to be sent: give a time beside the button")
+    try:
+        return moment_ms(text, None if zone == LOCAL else lambda: _zone(zone))
+    except ValueError as wrong:
+        raise refused(str(wrong).replace("write e.g.", "write the time as")) from None
+
+
+def _zone(name: str) -> datetime.tzinfo:
+    if name == "UTC":
+        return datetime.UTC
+    try:
+        if not _ZONE.fullmatch(name):
+            raise ValueError
+        return zoneinfo.ZoneInfo(name)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        raise refused("this master does not know the zone of the time: choose UTC") from None
+
+
+def local_zone() -> str:
+    here = datetime.datetime.now().astimezone()
+    return f"{here:%Z} (now UTC{here:%:z})" if here.utcoffset() else ""
+
+
+_NUMBER = re.compile(r"[0-9]{1,20}")
 STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _ROWS = 100
 _CONSUMERS_ON_A_PAGE, _MOST_FINISHED = 200, 500
@@ -117,9 +220,7 @@ def _add_tickets(views: Blueprint, parts: Parts) -> None:
         if (named := request.args.get("id")) is not None:
             return _ticket_page(parts, named)
         asked = request.args.get("q", "").strip()
-        cursor = request.args.get("cursor", "") or "0"
-        if not _SCAN_CURSOR.fullmatch(cursor):
-            raise refused("the cursor is not one from a page")
+        cursor = asked_place("cursor", _NUMBER.fullmatch) or "0"
         if asked:
             return _search(parts, asked, cursor, _by_field(parts))
         given, sort = asked_of(TicketAsk, request.args), asked_sort(request.args)
@@ -145,9 +246,7 @@ def _add_messages(views: Blueprint, parts: Parts) -> None:
     @views.get("/finished")
     def finished() -> str:
         asked = {name: request.args.get(name, "").strip()[:_LONGEST_ID] for name in ("ticket", "handler")}
-        before = request.args.get("before", "")
-        if before and not STREAM_ID.fullmatch(before):
-            raise refused("before is not one from a page")
+        before = asked_place("before")
         rows, older = parts.history.finished(asked["ticket"], asked["handler"], before)
         following = older and "/finished?" + urlencode({**asked, "before": older})
         facts = {"rows": rows[:_MOST_FINISHED], "number": len(rows), "asked": asked, "following": following}
@@ -157,10 +256,7 @@ def _add_messages(views: Blueprint, parts: Parts) -> None:
     def message(message_id: str) -> str:
         if not is_id(message_id):
             raise Problem(404, "unknown_message", "no message has an id of that form")
-        after = request.args.get("after") or None
-        if after is not None and not is_id(after):
-            raise refused("after is not one from a page")
-        facts = message_facts(parts, message_id, after)
+        facts = message_facts(parts, message_id, asked_place("after") or None)
         return render_page("tickets/message.html", "tickets", message_id=message_id, **facts)
 
 
@@ -199,7 +295,7 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
     if not 0 < len(ticket_id.encode()) <= _LONGEST_ID:
         raise refused(f"a ticket id has 1 to {_LONGEST_ID} bytes")
     try:
-        explained = parts.explainer.explain(ticket_id).document()
+        explained = parts.explainer.explain(ticket_id)
         owner, known = explained["owner"], [entry["id"] for entry in explained["entries"]]
         held = (owner["incarnation"], explained["fence"]) if owner and explained["fence"] else None
         timeline = parts.history.timeline(ticket_id, request.args.get("back"), known, held)
@@ -209,6 +305,8 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
     shown = with_fields(lambda some: parts.fields.add(some, lambda row: row["id"]), entries[:_ENTRIES])
     facts: dict[str, Any] = {"entries": shown, "more_entries": max(0, len(entries) - _ENTRIES)}
     facts["orders"] = parts.orders.offers(explained)
+    letter = explained["dead_letter"] or explained["last_dead_letter"]
+    facts["traces"] = parts.fields.traces([letter]) if letter and sees_texts() else {}
     facts |= {"bar": BAR, "timeline": timeline, "explained": explained}
     return render_page("tickets/ticket.html", "tickets", ticket_id=ticket_id, **facts)
 
@@ -225,9 +323,7 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
     def letters() -> str:
         asked = asked_of(LetterAsk, request.args)
         wanted, given = asked.meant(sees_texts()), asked.given
-        cursor = request.args.get("before") or None
-        if cursor is not None and not STREAM_ID.fullmatch(cursor):
-            raise refused("before is not the id of a letter")
+        cursor = asked_place("before") or None
         found = parts.letters.newest(wanted, cursor and cursor.encode(), _LETTERS, _LOOK_S)
         counts = parts.letters.counts(*range((now_ms := parts.delayed.now_ms()) - 24 * _HOUR_MS, now_ms, _HOUR_MS))
         groups = [group for group in counts.groups if wanted.meets(group)]
@@ -236,6 +332,7 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
         facts |= {"told": asked.told(""), "jobs": parts.bulk.jobs[:5], "also": also_for(parts.letters.other_groups())}
         following = found.cursor and "/dead-letters?" + urlencode({**given, "before": found.cursor.decode()})
         rows = with_fields(parts.fields.add_to_letters, [one.row() for one in found.letters])
+        facts["traces"] = parts.fields.traces(rows) if sees_texts() else {}
         return render_page("letters/letters.html", "dead-letters", rows=rows, next_page=following, **facts)
 
     @views.get("/dead-letters/<letter_id>")
@@ -322,7 +419,7 @@ def _points(parts: Parts, name: str, consumer: str = "") -> tuple[int, list[dict
     """Return the end of the present step in ms, so that a chart changes once in a step, and the points up to then, with
     how many letters that are still there were written in each. ``consumer``: whose starts are told alone."""
     span = SPANS[name]
-    now_ms, points = parts.charts.read(span)
+    now_ms, points = read_points(parts.link, parts.keys, span)
     now_ms += -now_ms % span.step_ms
     steps = range(now_ms - span.length_ms - span.step_ms, now_ms, span.step_ms)
     groups = parts.letters.counts(*steps).groups
@@ -339,10 +436,8 @@ def _points(parts: Parts, name: str, consumer: str = "") -> tuple[int, list[dict
 def _add_system(views: Blueprint, parts: Parts) -> None:
     @views.get("/streams")
     def streams() -> str:
-        asked, given = request.args.get("source", "")[:_LONGEST_ID], request.args.get("from", "0")
-        if not re.fullmatch("[0-9]{1,6}", given):
-            raise refused("from is not one from a page")
-        start, sources = int(given), parts.status.sources()
+        asked, start = request.args.get("source", "")[:_LONGEST_ID], int(asked_place("from", _NUMBER.fullmatch) or 0)
+        sources = parts.status.sources()
         rows, fitting = parts.status.source_rows(asked, start, _ROWS)
         end = start + len(rows)
         facts = {"rows": rows, "fitting": fitting, "start": start, "asked": asked, "sources": sources}
@@ -351,8 +446,8 @@ def _add_system(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/audit")
     def audit() -> str:
-        status, odd = parts.status, list[str]()
-        told = {"audit": status.audit(), "history": status.history(), "report": status.report()}
+        odd, told = list[str](), parts.status.proofs()
+        del told["until_ms"]
         told["audit"] = told["audit"] and dict.fromkeys(_AUDITED) | told["audit"]
         for name, one in told.items():
             try:
@@ -375,8 +470,5 @@ def _add_system(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/actions")
     def actions() -> str:
-        before = request.args.get("before") or None
-        if before is not None and not STREAM_ID.fullmatch(before):
-            raise refused("before is not one from a page")
-        rows, cursor = parts.action_log.page(None if before is None else before.encode(), _ROWS)
+        rows, cursor = parts.action_log.page(asked_place("before").encode() or None, _ROWS)
         return render_page("operations/actions.html", "actions", rows=rows, cursor=cursor)

@@ -163,7 +163,7 @@ FREED_FIRST = mutant(
         """    consumer = board.consumers.get(incarnation)
     if consumer is not None:
         freed = steps.free_tickets(incarnation, board.unfinished(incarnation))
-        return board.recovered(incarnation, freed.others)
+        return board.recovered(incarnation, freed[0])
     page = steps.take_back(incarnation, PAGE)""",
     ),
 )

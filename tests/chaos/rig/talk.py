@@ -64,7 +64,7 @@ class Talk:
 
     def _clear(self, sender: Sender, _: Wire, ticket: str) -> float:
         self._post("clears", f"tickets/{ticket}/clear")
-        return 0.4
+        return 0.15
 
     def _post(self, count: str, path: str, **told: Any) -> None:
         for url in self._masters:

@@ -52,12 +52,5 @@ class ClusterA(Cluster):
             tickets := json.loads(self.state.call("GET", f"{STREAM}:tickets") or b"{}")
         ) and time.monotonic() < deadline_s:
             time.sleep(0.1)
-        return {
-            "pel": self.state.pending(),
-            "lag": self.state.lag(),
-            "tickets": len(tickets),
-            "attempts": 0,
-            "members": [],
-            "live": [],
-            "keys": [],
-        }
+        left = {"pel": self.state.pending(), "lag": self.state.lag(), "tickets": len(tickets)}
+        return left | {"attempts": 0, "members": [], "live": [], "keys": []}

@@ -85,13 +85,8 @@ class _Health(http.server.BaseHTTPRequestHandler):
 
 def main() -> None:
     environ = os.environ
-    consumer = ConsumerA(
-        environ["SYSTEM_A_REDIS"],
-        environ["SYSTEM_A_STREAM"],
-        environ["SYSTEM_A_GROUP"],
-        environ["CHAOS_NAME"],
-        environ["SYSTEM_A_MASTER"],
-    )
+    names = ("SYSTEM_A_REDIS", "SYSTEM_A_STREAM", "SYSTEM_A_GROUP", "CHAOS_NAME", "SYSTEM_A_MASTER")
+    consumer = ConsumerA(*(environ[name] for name in names))
     port = int(environ["SYSTEM_A_PORT"])
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Health)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -32,7 +32,7 @@
   const morph = (old, made) => {
     if (old.isEqualNode(made)) return;
     if (!old.attributes) { old.data = made.data; return; }
-    for (const { name, value } of made.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    for (const { name, value } of made.attributes) if (name !== "open" && old.getAttribute(name) !== value) old.setAttribute(name, value);
     for (const name of old.getAttributeNames()) if (name !== "open" && !made.hasAttribute(name)) old.removeAttribute(name);
     const ids = new Set(Array.from(made.children, (child) => child.id)), named = {};
     for (const child of Array.from(old.children)) if (child.id) { if (ids.has(child.id)) named[child.id] = child; else child.remove(); }

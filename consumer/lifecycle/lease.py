@@ -1,5 +1,8 @@
-"""Registrar: it takes this consumer's name at a master, over HTTP, and hands the answer on. It ends when that is
-done."""
+"""The name and the lease of a consumer: the registrar takes the name at a master, over HTTP, and ends; the heartbeat
+renews the lease every third of its life, as long as the program makes progress.
+
+A lease that was lost or revoked is never taken up again: the process leaves, and its successor is a new incarnation.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,14 @@ from typing import Any
 
 import orjson
 
+from usher.common.base.clock import now_s
+from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.runtime.service import Service, ServiceEnded
+from usher.consumer.handlers.message import OwnLease
 from usher.consumer.lifecycle.master_client import MasterAnswer, MasterClient, MasterUnavailable, refusal
+from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 
 log = logging.getLogger(__name__)
 
@@ -110,3 +117,83 @@ class Registrar(Service):
 
     def on_end(self) -> None:
         self._masters.close()
+
+
+#: A renewal that failed is tried again after this part of the lease.
+_RETRY_PART = 0.1
+#: So often one of the renewals, which are every third of the lease, also touches what is pending.
+_TOUCHES = 3
+
+
+class Heartbeat(Service):
+    """The service that keeps the lease. It calls ``on_lost`` once, when the lease cannot be kept."""
+
+    name = "beat"
+
+    def __init__(
+        self,
+        steps: OwnerScripts,
+        lease: OwnLease,
+        works: Callable[[], bool],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self._steps, self._link = steps, steps.link
+        self._lease = lease
+        self._works = works
+        self._on_lost = on_lost
+        self._renewals = 0
+        self.stalls_after_s = max(10.0, lease.lease_s)
+
+    def run_once(self) -> float:
+        if not self._works():
+            event(log, "lease_not_renewed", level=logging.WARNING, why="the program makes no progress")
+            return self._retry_s()
+        start = b"-"
+        while start:  # each call extends the lease, and touches some of the pending entries
+            sent_s = now_s()
+            lease_ms, left_ms = int(1000 * self._lease.lease_s), int(1000 * (self._lease.ends_s - sent_s))
+            try:
+                if self._renewals % _TOUCHES:
+                    state, start = self._steps.extend(lease_ms, left_ms), b""
+                else:
+                    state, _, start = self._steps.renew(lease_ms, start, left_ms)
+            except RedisTrouble as trouble:
+                event(log, "lease_not_renewed", level=logging.WARNING, why=str(trouble))
+                return self._retry_s()
+            if state in ("", "revoked"):
+                self._lease.end()
+                self._on_lost(f"the lease is lost: {'it was revoked' if state else 'it had ended'}")
+                return self._lease.lease_s
+            self._lease.renewed(sent_s)
+            self.made_progress()
+        self._renewals += 1
+        return self._lease.lease_s / 3
+
+    def _retry_s(self) -> float:
+        return self._lease.lease_s * _RETRY_PART  # the lease guard decides when it is too late
+
+
+#: Time between looks, as a part of the lease; it also looks when the lease ends. The clock of our waits stands still
+#: while the machine sleeps, the lease's clock does not.
+_LOOK_PART = 0.1
+
+
+class LeaseGuard(Service):
+    """The service that watches the end of the lease. The heartbeat may hang in a call to Redis for longer than the
+    lease; handlers must not run on beside a new owner."""
+
+    name = "guard"
+
+    def __init__(self, lease: OwnLease, on_lost: Callable[[str], None]) -> None:
+        super().__init__()
+        self._lease = lease
+        self._on_lost = on_lost
+
+    def run_once(self) -> float:
+        look_s, left_s = self._lease.lease_s * _LOOK_PART, self._lease.ends_s - now_s()
+        if left_s > 0:
+            return min(look_s, left_s)
+        self._lease.end()
+        self._on_lost("the lease could not be renewed in time")
+        return look_s
