@@ -17,8 +17,7 @@ from usher.common.base.clock import anchor, now_s
 from usher.common.base.errors import OwnershipLost, RedisTrouble, ServerChanged
 from usher.common.base.log import event
 from usher.common.http.serve import LEAST_SILENCE_S, LOOK_S, Liveness
-from usher.common.observability.metrics import Metrics
-from usher.common.observability.webhook import DeadLetterNotifier
+from usher.common.observability.metrics import DeadLetterNotifier, Metrics
 from usher.common.protocol.attempts import CLEARED, GIVEN_UP
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import MarkFields, parse_weights

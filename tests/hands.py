@@ -25,5 +25,5 @@ from usher.common.redis.replies import group_of, pairs
 from usher.deploy.bench.rig import BenchFailed
 from usher.deploy.demo.handlers import Execution
 from usher.deploy.demo.handlers import executions as read_executions
-from usher.deploy.local.supervision import environment
+from usher.deploy.local.up import LocalSettings, environment
 from usher.master.insight.formatting import ticket_url, visible

@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 
 from tests.postgres import Postgres
-from usher.common.outbox.database import open_engine
 from usher.common.outbox.log_consumer import LogConsumer, Record
-from usher.common.outbox.store import OutboxStore
-from usher.common.outbox.writer import LogRecord, write_all_to_outbox
+from usher.common.outbox.store import LogRecord, OutboxStore, open_engine, write_all_to_outbox
 from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import Link
 from usher.common.redis.replies import Entry

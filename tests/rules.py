@@ -26,7 +26,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         *("deploy/bench/bare.py", "benchmarks/peers/*.py"),
     ),
     "hiredis": ("common/redis/*.py", "benchmarks/programs/simulated_consumers.py"),
-    "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
+    "requests": ("common/observability/metrics.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
     "urllib3": ("consumer/lifecycle/master_client.py",),
     "flask": (
         *("common/http/*.py", "master/web/*.py", "master/assembly/facing.py", "consumer/web.py", "usher/page.py"),
@@ -135,7 +135,7 @@ IMPURE = frozenset(
 PRIVATE_NAMES_IN = (
     *("common/redis/private_names.py", "master/audit/engine.py"),
     *(
-        "common/runtime/clock_steps.py",
+        "common/runtime/signals.py",
         "benchmarks/peers/*.py",
     ),  # of threading (there is no other way to tell such threads); of who is compared with us
 )
@@ -159,7 +159,7 @@ THREADS_IN = (
 #: Entry points; and the demo's handler, which is configured as any user's handler is.
 ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py", "common/redis/embedded.py"),
-    *("consumer/torture/pytest_plugin.py", "deploy/demo/handlers.py", "deploy/bench/handlers.py"),
+    *("consumer/torture/pytest_plugin.py", "deploy/demo/handlers.py", "deploy/bench/*.py"),
     *("benchmarks/rig/recording.py", "consumer/torture/harness.py", "examples/sinks.py", "common/base/durations.py"),
     *("examples/request_reply.py", "usher/page.py", "usher/management/commands/usher.py"),
 )

@@ -23,13 +23,11 @@ _DEFINED = {
     "usher.common.base.errors": "Behind CallTimeout Failed GiveUp Invalid PartialFailure RetryLater UsherError",
     "usher.common.cli.send": "redis_url",
     "usher.common.outbox.log_consumer": "LogConsumer LogLost Record",
-    "usher.common.outbox.writer": "LogRecord write_all_to_outbox write_to_outbox",
+    "usher.common.outbox.store": "LogRecord write_all_to_outbox write_to_outbox",
     "usher.common.protocol.message": "EntryView",
-    "usher.common.readers.loop": "LoopOptions MessageReadingLoop",
-    "usher.common.readers.reliable_stream": "ReliableStream StreamMessage reader_name",
+    "usher.common.readers.loop": "LoopOptions MessageReadingLoop ReliableStream StreamMessage reader_name",
     "usher.common.redis.client": "Link",
-    "usher.common.router.desk": "RouterOptions Subscription SubscriptionEnded",
-    "usher.common.router.router": "NOW StreamRouter",
+    "usher.common.router.router": "NOW RouterOptions StreamRouter Subscription SubscriptionEnded",
     "usher.common.runtime.signals": "UntilSignal",
     "usher.common.sending.producer": "AsyncProducer Outgoing Producer Sent",
     "usher.consumer.handlers.decorators": "around batch handler",
@@ -57,21 +55,21 @@ if TYPE_CHECKING:
     from usher.common.outbox.log_consumer import LogConsumer as LogConsumer
     from usher.common.outbox.log_consumer import LogLost as LogLost
     from usher.common.outbox.log_consumer import Record as Record
-    from usher.common.outbox.writer import LogRecord as LogRecord
-    from usher.common.outbox.writer import write_all_to_outbox as write_all_to_outbox
-    from usher.common.outbox.writer import write_to_outbox as write_to_outbox
+    from usher.common.outbox.store import LogRecord as LogRecord
+    from usher.common.outbox.store import write_all_to_outbox as write_all_to_outbox
+    from usher.common.outbox.store import write_to_outbox as write_to_outbox
     from usher.common.protocol.message import EntryView as EntryView
     from usher.common.readers.loop import LoopOptions as LoopOptions
     from usher.common.readers.loop import MessageReadingLoop as MessageReadingLoop
-    from usher.common.readers.reliable_stream import ReliableStream as ReliableStream
-    from usher.common.readers.reliable_stream import StreamMessage as StreamMessage
-    from usher.common.readers.reliable_stream import reader_name as reader_name
+    from usher.common.readers.loop import ReliableStream as ReliableStream
+    from usher.common.readers.loop import StreamMessage as StreamMessage
+    from usher.common.readers.loop import reader_name as reader_name
     from usher.common.redis.client import Link as Link
-    from usher.common.router.desk import RouterOptions as RouterOptions
-    from usher.common.router.desk import Subscription as Subscription
-    from usher.common.router.desk import SubscriptionEnded as SubscriptionEnded
     from usher.common.router.router import NOW as NOW
+    from usher.common.router.router import RouterOptions as RouterOptions
     from usher.common.router.router import StreamRouter as StreamRouter
+    from usher.common.router.router import Subscription as Subscription
+    from usher.common.router.router import SubscriptionEnded as SubscriptionEnded
     from usher.common.runtime.signals import UntilSignal as UntilSignal
     from usher.common.sending.producer import AsyncProducer as AsyncProducer
     from usher.common.sending.producer import Outgoing as Outgoing

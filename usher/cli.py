@@ -33,7 +33,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -44,82 +44,65 @@ from usher.common.base.text import escape_control
 difflib: Any = Late("difflib")
 _ROOT = Path(__file__).resolve().parent.parent
 _COULD_NOT, _INTERRUPTED = 2, 130
-
-
-class Listed(NamedTuple):
-    target: str
-    summary: str
+#: The exit code tells what nobody reads: stderr may be closed, or its reader gone.
+_PERHAPS_UNREAD = contextlib.suppress(OSError, ValueError)
 
 
 #: The commands by what they are for, as ``usher --help`` lists them.
-PARTS: dict[str, dict[str, Listed]] = {
+PARTS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
-        "run": Listed("deploy.local.run:run", "Run a handler: one process that handles messages, and may lead."),
-        "up": Listed("deploy.local.up:up", "Run everything on this machine: Redis, two masters, consumers."),
-        "demo": Listed("deploy.local.demo:demo", "Start everything, send messages, check every single one."),
-        "master": Listed("master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
-        "consumer": Listed("consumer.__main__:main", "Run a consumer with your handler."),
-        "streamer": Listed(
-            "master.streamer.cli:streamer", "Run the streamer of an outbox: committed rows become messages."
-        ),
+        "run": ("deploy.local.run:run", "Run a handler: one process that handles messages, and may lead."),
+        "up": ("deploy.local.up:up", "Run everything on this machine: Redis, two masters, consumers."),
+        "demo": ("deploy.local.demo:demo", "Start everything, send messages, check every single one."),
+        "master": ("master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
+        "consumer": ("consumer.__main__:main", "Run a consumer with your handler."),
+        "streamer": ("master.streamer.cli:streamer", "Run the streamer of an outbox: committed rows become messages."),
     },
     "Send": {
-        "send": Listed("common.cli.send:send", "Send messages: from a CSV file, made up, or one."),
-        "delayed": Listed(
-            "master.cli.shelves:delayed", "Look at messages that were sent for later; send, move or drop them."
-        ),
+        "send": ("common.cli.send:send", "Send messages: from a CSV file, made up, or one."),
+        "delayed": ("master.cli.shelves:delayed", "Look at messages sent for later; send, move or drop them."),
     },
     "Look": {
-        "status": Listed("master.cli.status:status", "Show consumers, tickets in processing, lag and rates."),
-        "tickets": Listed("master.cli.tickets:tickets", "Look at tickets in processing; explain, retry, give up."),
-        "find": Listed("master.cli.status:find", "Find unfinished and dead messages by a field: kind=paid."),
-        "stuck": Listed("master.cli.tickets:stuck", "Show tickets that are stuck or fail, and why, in groups."),
-        "consumers": Listed("master.cli.rules:consumers", "Look at the registered consumers; drain and resume them."),
-        "log": Listed("master.cli.status:log", "Browse the stream by id or time."),
-        "rules": Listed("master.cli.rules:rules", "Show the rules that hold now, and lift them."),
-        "actions": Listed("master.cli.rules:actions", "Show what operators did, and why."),
+        "status": ("master.cli.status:status", "Show consumers, tickets in processing, lag and rates."),
+        "tickets": ("master.cli.tickets:tickets", "Look at tickets in processing; explain, retry, give up."),
+        "find": ("master.cli.status:find", "Find unfinished and dead messages by a field: kind=paid."),
+        "stuck": ("master.cli.tickets:stuck", "Show tickets that are stuck or fail, and why, in groups."),
+        "consumers": ("master.cli.rules:consumers", "Look at the registered consumers; drain and resume them."),
+        "log": ("master.cli.status:log", "Browse the stream by id or time."),
+        "rules": ("master.cli.rules:rules", "Show the rules that hold now, and lift them."),
+        "actions": ("master.cli.rules:actions", "Show what operators did, and why."),
     },
     "Act": {
-        "dead": Listed("master.cli.shelves:dead", "Look at dead letters, redrive them, or drop them."),
-        "pause": Listed("master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),
-        "slow": Listed("master.cli.rules:slow", "Slow a ticket, a pattern, or everything down."),
-        "limit": Listed("master.cli.rules:limit", "Bound what waits of a ticket; the rest are dead letters."),
-        "resume": Listed("master.cli.rules:resume", "Let what was paused or slowed go on."),
-        "trim": Listed("master.cli.status:trim", "Cut what no reader of the stream needs; shows it first."),
+        "dead": ("master.cli.shelves:dead", "Look at dead letters, redrive them, or drop them."),
+        "pause": ("master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),
+        "slow": ("master.cli.rules:slow", "Slow a ticket, a pattern, or everything down."),
+        "limit": ("master.cli.rules:limit", "Bound what waits of a ticket; the rest are dead letters."),
+        "resume": ("master.cli.rules:resume", "Let what was paused or slowed go on."),
+        "trim": ("master.cli.status:trim", "Cut what no reader of the stream needs; shows it first."),
     },
     "Check": {
-        "doctor": Listed("common.cli.doctor:doctor", "Check Redis and what its set-up means for the promise."),
-        "audit": Listed("master.audit.cli:audit", "Prove from pending lists and run log: the promise held."),
-        "report": Listed(
-            "master.audit.cli:report", "Report waits, run times and costs by tenant, handler, ticket, day."
-        ),
-        "rehearse": Listed(
-            "deploy.rehearsal.cli:rehearse", "Try your handler on existing messages (dry run); nothing is changed."
-        ),
-        "replay": Listed(
-            "deploy.rehearsal.cli:replay", "Run messages that are over again, in order, or into another handler."
-        ),
-        "torture": Listed("consumer.torture.cli:torture", "Try your handler against repeats, kills and zombies."),
-        "bench": Listed("deploy.bench.cli:bench", "Measure throughput and latency on this machine."),
+        "doctor": ("common.cli.doctor:doctor", "Check Redis and what its set-up means for the promise."),
+        "audit": ("master.audit.cli:audit", "Prove from pending lists and run log: the promise held."),
+        "report": ("master.audit.cli:report", "Report waits, run times and costs by tenant, handler, ticket, day."),
+        "rehearse": ("deploy.rehearsal.cli:rehearse", "Try your handler on existing messages; changes nothing."),
+        "replay": ("deploy.rehearsal.cli:replay", "Run finished messages again, in order, or another handler on them."),
+        "torture": ("consumer.torture.cli:torture", "Try your handler against repeats, kills and zombies."),
+        "bench": ("deploy.bench.rig:bench", "Measure throughput and latency on this machine."),
     },
     "Deploy": {
-        "init-deploy": Listed(
-            "deploy.local.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."
-        ),
-        "acl": Listed("common.cli.access:acl", "Print Redis users with just the rights that Usher needs."),
-        "token": Listed("common.cli.access:token", "Make a token for the HTTP API and the page."),
+        "init-deploy": ("deploy.local.init_deploy:init_deploy", "Write a folder for supervisord or systemd to run."),
+        "acl": ("common.cli.doctor:acl", "Print Redis users with just the rights that Usher needs."),
+        "token": ("common.cli.doctor:token", "Make a token for the HTTP API and the page."),
     },
 }
-COMMANDS: dict[str, Listed] = {name: listed for part in PARTS.values() for name, listed in part.items()}
+COMMANDS: dict[str, tuple[str, str]] = {name: listed for part in PARTS.values() for name, listed in part.items()}
 #: Commands that `usher up` and supervisord call; not listed in --help.
-HIDDEN: dict[str, Listed] = {
-    "embedded-redis": Listed("common.redis.embedded:main", "Become the embedded redis-server."),
-    "supervisord": Listed("deploy.local.supervision:supervisord", "Become supervisord with deploy/supervisord.conf."),
-    "handler-process": Listed(
-        "consumer.isolation.child:main", "The process that runs only a handler, for consumers and `usher rehearse`."
-    ),
-    "torture-stage": Listed("consumer.torture.harness:main", "The process of `usher torture` that tells the stories."),
-    "preflight": Listed("deploy.local.plan:preflight", "Check settings and handler of the programs."),
+HIDDEN: dict[str, str] = {
+    "embedded-redis": "common.redis.embedded:main",
+    "supervisord": "deploy.local.up:supervisord",
+    "handler-process": "consumer.isolation.child:main",
+    "torture-stage": "consumer.torture.harness:main",
+    "preflight": "deploy.local.up:preflight",
 }
 
 
@@ -162,8 +145,8 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        listed = COMMANDS.get(cmd_name) or HIDDEN.get(cmd_name)
-        return load_command(f"usher.{listed.target}") if listed else None
+        target = COMMANDS[cmd_name][0] if cmd_name in COMMANDS else HIDDEN.get(cmd_name)
+        return load_command(f"usher.{target}") if target else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -182,7 +165,7 @@ class LazyGroup(click.Group):
         widest = max(map(len, COMMANDS))  # one column for all
         for part, commands in PARTS.items():
             with formatter.section(part):
-                formatter.write_dl([(name.ljust(widest), listed.summary) for name, listed in commands.items()])
+                formatter.write_dl([(name.ljust(widest), summary) for name, (_, summary) in commands.items()])
 
 
 def load_command(target: str) -> click.Command:
@@ -294,23 +277,18 @@ def run(argv: Sequence[str] | None = None, group: click.Command | None = None, n
             args=None if argv is None else list(argv), prog_name=name, standalone_mode=False
         )
     except click.ClickException as wrong:
-        with _perhaps_unread():
+        with _PERHAPS_UNREAD:
             wrong.show()
         return wrong.exit_code
     except (click.Abort, KeyboardInterrupt):
-        with _perhaps_unread():
+        with _PERHAPS_UNREAD:
             click.echo("usher: interrupted", err=True)
         return _INTERRUPTED
     except Exception as problem:  # 1 says that a command has found something: no error may end with it
-        with _perhaps_unread():
+        with _PERHAPS_UNREAD:
             _tell(problem.__cause__ if isinstance(problem, _Failed) else problem)
         return _COULD_NOT
     return outcome if isinstance(outcome, int) else 0
-
-
-def _perhaps_unread() -> contextlib.AbstractContextManager[None]:
-    """Let the exit code tell what nobody reads: stderr may be closed, or its reader gone."""
-    return contextlib.suppress(OSError, ValueError)
 
 
 def _tell(problem: BaseException | None) -> None:

@@ -7,7 +7,7 @@ import os
 import click
 
 from benchmarks.measure import consumers as measure
-from usher.deploy.bench.cli import CONSUMERS, JSON, RUNS, TICKETS, VOLATILE, report
+from usher.deploy.bench.rig import CONSUMERS, JSON, RUNS, TICKETS, VOLATILE, report
 
 
 @click.command(

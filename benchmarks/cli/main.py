@@ -23,8 +23,18 @@ from benchmarks.measure import run as measure_run
 from benchmarks.measure import scale as measure_scale
 from usher.cli import load_command
 from usher.deploy.bench import rig as machine
-from usher.deploy.bench.cli import CONSUMERS, JSON, PAYLOAD, RUNS, VOLATILE, latency, print_table, report, throughput
-from usher.deploy.bench.rig import BenchFailed
+from usher.deploy.bench.rig import (
+    CONSUMERS,
+    JSON,
+    PAYLOAD,
+    RUNS,
+    VOLATILE,
+    BenchFailed,
+    latency,
+    print_table,
+    report,
+    throughput,
+)
 
 #: Measures in modules of their own, imported when called.
 _ELSEWHERE = {

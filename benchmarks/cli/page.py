@@ -12,8 +12,7 @@ from rich.table import Column, Table
 
 from benchmarks.measure import page as measure_page
 from usher.deploy.bench import rig as machine
-from usher.deploy.bench.cli import print_table
-from usher.deploy.bench.rig import BenchFailed
+from usher.deploy.bench.rig import BenchFailed, print_table
 
 
 @click.command(

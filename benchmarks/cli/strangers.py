@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.measure import strangers as measure
 from usher.deploy.bench import rig as machine
-from usher.deploy.bench.cli import JSON, print_table
+from usher.deploy.bench.rig import JSON, print_table
 
 
 @click.command(

@@ -21,8 +21,7 @@ import psutil
 from benchmarks.peers.blpop import asking
 from benchmarks.programs.handlers import PARTS, REPLY_TO
 from usher import AsyncProducer, Producer
-from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed
-from usher.deploy.bench.throughput import new_rig
+from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, Rig
 
 _PATIENCE_S = 120.0
 
@@ -30,7 +29,7 @@ _PATIENCE_S = 120.0
 def calls(count: int, parts: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     """Run once."""
     found: dict[str, Any] = {"calls": count, "cpu_seconds": {}}
-    with new_rig(durable, environ) as (rig, _):
+    with Rig(durable, environ) as rig:
         rig.link.call("CONFIG", "SET", "maxclients", count + 1000)
         rig.stream.create_group(b"0-0")
         [master] = rig.start_programs(1, "benchmarks.programs.handlers:answering", {})

@@ -132,7 +132,7 @@ def _check(crew: list[BenchProcess]) -> None:
 def run_usher(workload: Workload, environ: Mapping[str, str]) -> dict[str, Any]:
     """Run a master and two consumers once, as ``usher bench throughput`` starts them. Raises BenchFailed."""
     tickets = workload.part(1.0)
-    with _folder() as folder, Rig(folder, True, environ) as rig:
+    with _folder() as folder, Rig(True, environ) as rig:
         job = PeerJob(str(folder), "", len(tickets), workload.payload, _PROCESSES, 0)
         job.save(tickets)
         last_id = _fill_usher(rig, job)

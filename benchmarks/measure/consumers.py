@@ -14,8 +14,7 @@ from typing import Any
 import orjson
 
 from usher.deploy.bench import rig as machine
-from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, Rig, zipf_tickets
-from usher.deploy.bench.throughput import new_rig, seconds_for
+from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, Rig, seconds_for, zipf_tickets
 
 _SEED = 1
 _PATIENCE_S = 120.0
@@ -52,7 +51,7 @@ def measure_simulated(
 def _run(
     registered: int, messages: int, tickets: int, consumers: int, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    with new_rig(durable, environ) as (rig, _):
+    with Rig(durable, environ) as rig:
         rig.stream.create_group(b"0-0")
         rig.hold()
         (url,) = rig.begin(1, 0, _HANDLER, _MASTER)

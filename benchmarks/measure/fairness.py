@@ -9,7 +9,6 @@ from typing import Any
 
 from usher.common.protocol.run_log import RunRecord, decode
 from usher.deploy.bench.rig import STREAM, BenchFailed, Rig
-from usher.deploy.bench.throughput import new_rig
 
 _HANDLER = "benchmarks.programs.handlers:taking_its_time"
 _PATIENCE_S = 600.0
@@ -58,7 +57,7 @@ class _Load:
 
     def quiet(self, flood: int, settings: dict[str, str], streams: int = 1) -> dict[str, Any]:
         """Measure the waits of a quiet tenant's messages that come during a flood, and the flood's time."""
-        with new_rig(self._durable, self._environ, STREAM if streams == 1 else f"{STREAM}:*") as (rig, _):
+        with Rig(self._durable, self._environ, STREAM if streams == 1 else f"{STREAM}:*") as rig:
             names = [STREAM] * 2 if streams == 1 else [f"{STREAM}:{number}" for number in range(2)]
             last = self._add(rig, names[0], [f"a{n % _TICKETS}" for n in range(flood)], b"a")
             began_s = self._begin(rig, settings)
@@ -76,7 +75,7 @@ class _Load:
 
     def shares(self, messages: int, weight: int) -> float:
         """Return how many messages of a tenant with a weight run for each of one without, while both wait."""
-        with new_rig(self._durable, self._environ) as (rig, _):
+        with Rig(self._durable, self._environ) as rig:
             for n in range(0, messages, 100):
                 for tenant in ("a", "b"):
                     last = self._add(rig, STREAM, [f"{tenant}{i}" for i in range(n, n + 100)], tenant.encode())
@@ -89,7 +88,7 @@ class _Load:
     def urgent(self, others: int) -> dict[str, Any]:
         """Measure the wait of an urgent message in handler times; ``urgent_own``: messages of its ticket that were
         before it, and not begun, when it came."""
-        with new_rig(self._durable, self._environ) as (rig, _):
+        with Rig(self._durable, self._environ) as rig:
             tickets = [f"o{n % _TICKETS}" for n in range(others)] + ["own"] * _OWN_BEFORE
             self._add(rig, STREAM, tickets, b"a")
             self._begin(rig, {"USHER_PRIORITY_FIELD": "priority"})

@@ -14,7 +14,6 @@ from benchmarks.rig.recording import FOLDER_VARIABLE, PeerJob, read_notes
 from usher.common.doctor.judgements import info_lines
 from usher.common.redis.replies import pairs
 from usher.deploy.bench.rig import STREAM, BenchFailed, Rig
-from usher.deploy.bench.throughput import new_rig
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.letters import LetterFilter
 
@@ -29,7 +28,8 @@ def growth(
     days: float, day_s: float, rate: float, streams: int, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """Run once. A day of ``day_s`` seconds has ``rate`` messages in each."""
-    with new_rig(durable, environ, STREAM if streams == 1 else f"{STREAM}:*") as (rig, folder):
+    with Rig(durable, environ, STREAM if streams == 1 else f"{STREAM}:*") as rig:
+        folder = rig.folder
         PeerJob(str(folder), rig.url, int(1.1 * days * day_s * rate) + 1000, len(_BODY), 2, 0).save([])
         load = _Traffic(rig, [STREAM] if streams == 1 else [f"{STREAM}:{number}" for number in range(streams)])
         settings = {

@@ -10,8 +10,7 @@ from typing import Any
 
 from benchmarks.programs.handlers import HOT_TICKET
 from usher.deploy.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, read_waits
-from usher.deploy.bench.rig import BenchFailed, Rig
-from usher.deploy.bench.throughput import new_rig, seconds_for, send_on_schedule, warm_up
+from usher.deploy.bench.rig import BenchFailed, Rig, seconds_for, send_on_schedule, warm_up
 
 _FLOOD_PAGE = 1000
 _PATIENCE_S = 300.0
@@ -27,7 +26,8 @@ def hot(
     second figure, not in the third.
     """
     names = [b"T%d" % (number % others) for number in range(int(rate * seconds))]
-    with new_rig(durable, environ) as (rig, folder):
+    with Rig(durable, environ) as rig:
+        folder = rig.folder
         rig.stream.create_group(b"0-0")
         (waits_folder := folder / "waits").mkdir()
         rig.start_programs(
@@ -100,7 +100,7 @@ def rate_of_one(
 def _one_ticket(
     messages: int, given: dict[str, str], consumers: int, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    with new_rig(durable, environ) as (rig, _):
+    with Rig(durable, environ) as rig:
         last_id = rig.fill([HOT_TICKET] * messages, b"x" * 100)
         rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, "usher.deploy.bench.handlers:noop", {"USHER_RUN_LOG_LENGTH": "1000", **given})

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from usher.deploy.bench.rig import STREAM, Rig, family
-from usher.deploy.bench.throughput import new_rig
 
 _SETTLED_S = 5.0
 
 
 def idle(seconds: float, masters: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     """Run once. Commands are counted one by one, also those in scripts."""
-    with new_rig(durable, environ) as (rig, _):
+    with Rig(durable, environ) as rig:
         rig.stream.create_group(b"0-0")
         message = rig.link.call("XADD", STREAM, "*", "ticket_id", b"T", "body", b"")
         began = time.monotonic()

@@ -12,7 +12,6 @@ from typing import Any
 from benchmarks.programs.handlers import AWAY
 from usher.common.protocol.run_log import DONE, RunRecord, decode
 from usher.deploy.bench.rig import STREAM, Rig
-from usher.deploy.bench.throughput import new_rig
 
 _HANDLER = "benchmarks.programs.handlers:needing"
 _PATIENCE_S = 300.0
@@ -28,7 +27,7 @@ def outage(
     for so many seconds; others get theirs at a steady rate all the time. ``whom`` nobody: nothing refuses, and what
     would have failed comes at the end all at once, to compare with: so much a backlog alone costs others; none: it
     comes as it does with an outage."""
-    with new_rig(durable, environ) as (rig, _):
+    with Rig(durable, environ) as rig:
         flag = rig.folder / whom
         settings = {"USHER_CONCURRENCY": "8", "USHER_RUN_LOG_LENGTH": "1000000"}
         settings |= {"USHER_TENANT_FIELD": "tenant"} if tenants else {}

@@ -12,9 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from usher.common.outbox.database import open_engine
-from usher.common.outbox.store import OutboxStore
-from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
+from usher.common.outbox.store import LogRecord, OutboxStore, open_engine, write_all_to_outbox, write_to_outbox
 from usher.common.protocol.keys import LogKeys
 from usher.common.runtime.own_command import usher_command
 from usher.common.sql.alchemy import sa
@@ -183,7 +181,7 @@ def _rig(sql_url: str, durable: bool, environ: Mapping[str, str]) -> Iterator[tu
                 raise BenchFailed("--sql: this outbox has rows; give an empty database")
             if outbox.dialect == "sqlite":
                 _write_ahead(url)
-            with Rig(folder, durable, environ) as rig:
+            with Rig(durable, environ) as rig:
                 yield rig, outbox, url
         finally:
             outbox.close()

@@ -11,7 +11,6 @@ from typing import Any
 
 from benchmarks.programs.handlers import FAILING, GIVEN_UP, WAITING
 from usher.deploy.bench.rig import BenchFailed, Rig
-from usher.deploy.bench.throughput import new_rig
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.rules import Rule, RuleAction, Target
@@ -34,7 +33,7 @@ def page(
     times each way; a time is from before the connection to the last byte. ``late_p99_ms`` is the yardstick: the time
     for which a computation of a few milliseconds waited for a core, between the GETs.
     """
-    with new_rig(durable, environ) as (rig, _):
+    with Rig(durable, environ) as rig:
         rig.stream.create_group(b"0-0")
         capacity = str(min(100_000, pending // consumers + pending // 2 + 2000))
         given = {"USHER_CAPACITY": capacity, "USHER_LEADER_LEASE_SECONDS": "5", "USHER_LOG_LEVEL": "error"}

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from usher.deploy.bench.rig import Rig
-from usher.deploy.bench.throughput import new_rig
 
 _HANDLER = "benchmarks.programs.handlers:taking_its_time"
 _PATIENCE_S = 600.0
@@ -28,7 +27,7 @@ def rebalance(
 
     ``slow_s``: seconds of every tenth message; 0: as the others.
     """
-    with new_rig(durable, environ) as (rig, _):
+    with Rig(durable, environ) as rig:
         seconds = [slow_s if slow_s and number % 10 == 3 else handler_s for number in range(messages)]
         last_id = b""
         for number, one in enumerate(seconds):

@@ -19,7 +19,7 @@ import orjson
 from benchmarks.programs.router_reader import stream_name
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.common.router.desk import RouterOptions
+from usher.common.router.router import RouterOptions
 from usher.deploy.bench import rig as machine
 from usher.deploy.bench.rig import BenchFailed, redis_version
 

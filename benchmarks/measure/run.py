@@ -15,14 +15,13 @@ import psutil
 from benchmarks.measure.idle import commands_of
 from usher.common.redis.embedded import free_port
 from usher.deploy.bench.rig import STREAM, Rig, family
-from usher.deploy.bench.throughput import new_rig
 
 _SETTLED_S, _LOOK_S = 5.0, 0.001
 
 
 def run(seconds: float, kills: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     """Run once: one process alone; then three of them, of which the leading one is killed, and started again."""
-    with new_rig(durable, environ) as (rig, _):
+    with Rig(durable, environ) as rig:
         rig.stream.create_group(b"0-0")
         ports: dict[str, str] = {}
         began = time.monotonic()

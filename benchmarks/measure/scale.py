@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.programs.handlers import SLEEP_S
 from benchmarks.rig.program import BenchProcess
-from usher.deploy.bench.throughput import new_rig, seconds_for
+from usher.deploy.bench.rig import Rig, seconds_for
 
 _TICKETS = 10_000
 _SLOTS = Path(__file__).parents[1] / "programs" / "slots.py"
@@ -88,7 +88,7 @@ def _run(
     messages: int, consumers: int, settings: Mapping[str, str], handler: str, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """Run once; every ticket comes equally often: a hot one would have the others wait for it."""
-    with new_rig(durable, environ) as (rig, _):
+    with Rig(durable, environ) as rig:
         last_id = rig.fill([b"T%d" % (number % _TICKETS) for number in range(messages)], b"x" * 100)
         rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, handler, dict(settings))

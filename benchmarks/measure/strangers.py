@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from usher.common.protocol.registration import parse
 from usher.common.redis.replies import pairs
 from usher.deploy.bench.rig import STREAM, Rig
-from usher.deploy.bench.throughput import new_rig
 
 _HEAD = b"POST /api/consumers/register HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n"
 #: What each kind of stranger sends at first, and then: a byte every few seconds, or nothing.
@@ -147,7 +146,7 @@ def strangers(counts: tuple[int, ...], kinds: tuple[str, ...], seconds: float, e
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     rows = []
-    with new_rig(False, environ) as (rig, _):
+    with Rig(False, environ) as rig:
         rig.stream.create_group(b"0-0")
         for number in range(40):
             rig.link.call("XADD", STREAM, "*", "ticket_id", b"T%d" % number)

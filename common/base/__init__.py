@@ -1,3 +1,1 @@
 """Errors, clock, log and text: the ground floor, which imports no other part of Usher."""
-
-from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Clocks. Decisions get the time as an argument; only loops read one."""
+"""Clocks, and chance. Decisions get the time as an argument; only loops read one."""
 
 from __future__ import annotations
 
+import random
 import time
 
 #: CLOCK_BOOTTIME counts suspend, CLOCK_MONOTONIC does not: a lease must run on while the machine sleeps.
@@ -18,6 +19,8 @@ def moment_ns() -> int:
     return time.clock_gettime_ns(_LEASE_CLOCK)
 
 
+#: Of pauses, say: nobody's seed makes two processes alike, and no fork does.
+CHANCE = random.SystemRandom()
 #: What the wall clock was ahead of that clock when this owner began, and looked at it, once for all its runs.
 _ahead_ns = time.time_ns() - moment_ns()
 

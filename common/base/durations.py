@@ -1,4 +1,4 @@
-"""Durations and moments as people write them on the command line."""
+"""Options, durations and moments as people write them on the command line."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ def duration_s(text: str) -> float:
     if found is None:
         raise click.BadParameter(f"{text!r} is no duration; write e.g. 90m, 24h or 7d")
     return float(found[1]) * _UNITS_S[found[2]]
+
+
+def option(names: str, help: str, type: Any = None, default: Any = None, **more: Any) -> Callable[[Any], Any]:
+    """Make an option of a command. A default is shown."""
+    shown = {} if default is None else {"default": default, "show_default": True}
+    return click.option(*names.split(), type=type, help=help, **shown, **more)
 
 
 class Number(click.FloatRange):

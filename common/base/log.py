@@ -8,7 +8,7 @@ and one JSON object per line with ``USHER_LOG_FORMAT=json``: ``timestamp``, ``le
 lines ``event`` (its name, which is their message too), and the facts as fields. Values are escaped: a ticket id with a
 line break cannot fake a line. Tracebacks, and records of several lines by other libraries, are indented, with control
 characters spelt out: only our own lines begin at the margin. Passwords and tokens become ``***``, whichever library
-logs them. A line that repeats is left out after a few times; the next one after that tells how often, as ``left_out``.
+logs them.
 
 A handler's code logs through here too, and sets up logging as it likes. A line never raises, whatever it was given; and
 our events are written whatever becomes of the loggers of this process, since they do not go through them.
@@ -51,8 +51,6 @@ _URL_PASSWORD = re.compile(r'(?<=://)([^/@:\s]*):[^\s"]+@')
 _OPTION_PASSWORD = re.compile(r'(?<=password=)[^&#\s"]+')
 #: A bearer token in a header, and a token made by `usher token new` anywhere in a text.
 _TOKEN = re.compile(r"(?i:(?<=bearer ))[A-Za-z0-9._~+/=-]{8,}|usher_[A-Za-z0-9_-]{43}")
-#: Identical lines that pass within ``_WHILE_S`` seconds, and the number of different lines that are remembered.
-_MOST_ALIKE, _WHILE_S, _MOST_KNOWN = 10, 10.0, 1000
 #: A shorter secret is not hidden: it protects nothing, and would be found everywhere.
 _SHORTEST_SECRET = 4
 #: How long a flush waits for a reader that is behind.
@@ -105,26 +103,6 @@ def event(
         record = logging.LogRecord(log.name, level, "", 0, action, (), sys.exc_info() if exc_info else None)
         record.facts, record.exc_text = facts, trace or None
         ours.tell(log, record)
-
-
-class _Repeats:
-    """The lines that were written lately, by logger, level, event and facts. The handler's lock guards it."""
-
-    def __init__(self) -> None:
-        # Since when, and how often.
-        self._seen: dict[tuple[str, int, str, str], tuple[float, int]] = {}
-
-    def left_out(self, alike: tuple[str, int, str, str], now: float) -> int | None:
-        """Count a line. Return None if it is to be left out, else how many were left out before it."""
-        since, count = self._seen.get(alike, (now, 0))
-        left_out = 0
-        if not 0 <= now - since < _WHILE_S:
-            left_out, since, count = max(0, count - _MOST_ALIKE), now, 0
-        if len(self._seen) >= _MOST_KNOWN and alike not in self._seen:
-            kept = {line: seen for line, seen in self._seen.items() if seen[1] > _MOST_ALIKE}
-            self._seen = kept if len(kept) < _MOST_KNOWN else {}
-        self._seen[alike] = (since, count + 1)
-        return left_out if count < _MOST_ALIKE else None
 
 
 class _Stderr:
@@ -235,7 +213,6 @@ class LogHandler(logging.Handler):
         self._program = program
         self._line = self._json if style == "json" else self._human
         self.threshold = threshold
-        self._repeats = _Repeats()
         self._is_replaced = False  # and the log says so
         # Not the stream itself: a handler may close it, and a thread that is forked away may hold its lock for ever.
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
@@ -274,16 +251,10 @@ class LogHandler(logging.Handler):
             self._tell_unreadable(record, problem)
 
     def _write(self, record: logging.LogRecord) -> None:
-        facts = _facts(record)
-        message = record.getMessage()
-        alike = (record.name, record.levelno, message, _shown(repr, facts))
+        facts, message = _facts(record), record.getMessage()
+        encoded = f"{self._line(record, message, facts)}\n".encode(self._encoding, "backslashreplace")
         with self._lock:
-            left_out = self._repeats.left_out(alike, record.created)
-        if left_out is not None:
-            line = self._line(record, message, {**facts, "left_out": left_out} if left_out else facts)
-            encoded = f"{line}\n".encode(self._encoding, "backslashreplace")
-            with self._lock:
-                self.stderr.write(encoded)
+            self.stderr.write(encoded)
 
     def _tell_unreadable(self, record: logging.LogRecord, problem: Exception) -> None:
         """Say that a line could not be made of a record, and what is known of it. Python would print a traceback."""

@@ -22,11 +22,8 @@ def escape_control(text: str, kept: str = "") -> str:
     >>> escape_control("a\\u202eb\\0\\n"), escape_control("a\\n\\x1b", kept="\\n")
     ('a\\\\u202eb\\\\x00\\\\x0a', 'a\\n\\\\x1b')
     """
-    return (
-        text
-        if text.isprintable()
-        else "".join(one if one.isprintable() or one in kept else _spelt(one) for one in text)
-    )
+    is_plain = text.isprintable()
+    return text if is_plain else "".join(one if one.isprintable() or one in kept else _spelt(one) for one in text)
 
 
 def time_of_day(at_ms: int) -> str:

@@ -1,5 +1,2 @@
 """The commands of ``usher`` that belong to neither program: send, doctor, acl, token. ``usher.cli`` imports each when
-it is called.
-
-``masters`` asks the masters over HTTP whether all are well.
-"""
+it is called."""

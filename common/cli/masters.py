@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import orjson
 import requests
 
 _TIMEOUT_S = 2.0
 
 
-@dataclass(frozen=True)
-class ProbeAnswer:
+class ProbeAnswer(NamedTuple):
     """The answer of a master. ``status`` 0: no answer, and ``reason`` says why; else the HTTP status and the JSON
     document (None if it was none)."""
 
@@ -28,8 +25,8 @@ def ask(url: str, token: str = "") -> ProbeAnswer:
         with requests.Session() as asking:
             asking.trust_env = False  # no proxy: these are this machine's own addresses
             answer = asking.get(url, headers=headers, timeout=_TIMEOUT_S)
-            return ProbeAnswer(answer.status_code, _json(answer.content))
-    except (OSError, ValueError) as failed:  # those of requests are OSError
+            return ProbeAnswer(answer.status_code, answer.json() if "json" in answer.headers["Content-Type"] else None)
+    except (OSError, ValueError, KeyError) as failed:  # those of requests are OSError; or it is none of ours
         return ProbeAnswer(0, None, str(failed))
 
 
@@ -37,7 +34,9 @@ def is_well(url: str, token: str = "") -> tuple[bool, str]:
     answer = ask(f"{url}/api/health", token)
     if answer.status == 200:
         return True, ""
-    return False, answer.reason or f"HTTP {answer.status}: {_reasons(answer.document)}"
+    document = answer.document if isinstance(answer.document, dict) else {}
+    told = document.get("reasons") or [document.get("detail") or document.get("title") or "no reason given"]
+    return False, answer.reason or f"HTTP {answer.status}: {'; '.join(map(str, told))}"
 
 
 def somebody_leads(urls: list[str], token: str = "") -> bool:
@@ -52,17 +51,3 @@ def living_consumers(urls: list[str], token: str = "") -> set[str]:
             rows = answer.document.get("consumers", []) if isinstance(answer.document, dict) else []
             return {str(row["name"]) for row in rows if row.get("state") in ("live", "paused")}
     return set()
-
-
-def _json(body: bytes) -> Any:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-
-
-def _reasons(document: Any) -> str:
-    if not isinstance(document, dict):
-        return "no reason given"
-    told = document.get("reasons") or document.get("detail") or document.get("title") or "no reason given"
-    return "; ".join(map(str, told)) if isinstance(told, list) else str(told)

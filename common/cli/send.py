@@ -1,29 +1,192 @@
-"""``usher send``: add messages to the ticket stream, from a CSV file, made up, or one from the command line."""
+"""``usher send``: add messages to the ticket stream, one from the command line, the rows of a CSV file, or made up: the
+same seed gives the same messages on every machine, so that two runs can be compared."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import gzip
+import io
 import itertools
 import os
+import random
 import sys
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import click
 
 from usher.common.base.clock import now_s
-from usher.common.base.durations import Duration, Moment, Number, moment_text
-from usher.common.base.errors import Behind, CallTimeout, MessageUndecodable, NotNow, ReplyUnknown, UsherError
+from usher.common.base.durations import Duration, Moment, Number, moment_text, option
+from usher.common.base.errors import (
+    Behind,
+    CallTimeout,
+    MessageUndecodable,
+    NotNow,
+    ReplyUnknown,
+    StartRefused,
+    UsherError,
+)
 from usher.common.base.text import escape_control, json_line, pluralize
 from usher.common.cli.progress import progress
-from usher.common.protocol.message import DUE_FIELD, FOR_FIELD
+from usher.common.protocol.message import DUE_FIELD, FOR_FIELD, LONGEST_TICKET, check_ticket
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.sending.producer import BATCH, LATEST_MS, LimitSign, Outgoing, Producer
-from usher.common.sending.workload import CsvSource, WorkloadUnusable, incidents, numbered
+
+#: Longest value that Redis takes (proto-max-bulk-len). Python's own limit is 128 KiB.
+_LONGEST_CELL = 512 * 1024 * 1024
+#: What databases and pandas write for a value that is not there: no ticket of all rows without one.
+_NULLS = frozenset(("\\N", "NULL", "null", "None", "nan", "NaN", "NaT", "<NA>"))
+_GZIP_MAGIC = b"\x1f\x8b"
+_STATES = ("Active", "Awaiting User Info", "Resolved", "Closed")
+_PRIORITIES = ("1 - Critical", "2 - High", "3 - Moderate", "4 - Low")
+_GROUPS = 40
+
+
+class WorkloadUnusable(UsherError):
+    """The input cannot be sent."""
+
+
+def incidents(count: int, tickets: int, seed: int) -> Iterator[Outgoing]:
+    """Yield ``count`` updates of ``tickets`` made-up incidents; the frequency of tickets is Zipf distributed with
+    exponent 1.
+
+    The n-th most frequent ticket comes with probability 1 / (n * H), H = 1 + 1/2 + ... + 1/tickets: few tickets are
+    hot, most are rare. ``number`` counts the updates of a ticket from 1, so that a reader sees the order.
+    """
+    rng = random.Random(seed)
+    weights = list(itertools.accumulate(1.0 / rank for rank in range(1, tickets + 1)))
+    ranks, updates = range(1, tickets + 1), Counter[int]()
+    for _ in range(count):
+        rank = rng.choices(ranks, cum_weights=weights)[0]
+        updates[rank] += 1
+        fields = {
+            "number": str(updates[rank]),
+            "state": "New" if updates[rank] == 1 else rng.choice(_STATES),
+            "priority": _PRIORITIES[rank % len(_PRIORITIES)],
+            "group": f"Group {rank % _GROUPS + 1}",
+        }
+        yield Outgoing(f"INC{rank:07d}", fields)
+
+
+def numbered(messages: Iterable[Outgoing], name: str) -> Iterator[Outgoing]:
+    for number, message in enumerate(messages, 1):
+        yield Outgoing(message.ticket_id, {**message.fields, "uid": f"{name}-{number}"})
+
+
+class CsvSource(contextlib.AbstractContextManager["CsvSource"]):
+    """A CSV file whose rows are messages: column ``key`` names the ticket, every column becomes a field.
+
+    ``path`` may be ``-`` for standard input; gzip is recognised by its first bytes. Text is UTF-8; other bytes travel
+    through unchanged except in the key column, where they are an error. ``with CsvSource(...) as rows: for message in
+    rows``. Raises StartRefused when the file or its header cannot be used, WorkloadUnusable (file, line, column) at a
+    bad row.
+    """
+
+    def __init__(self, path: str, key: str, ticket_field: str = "ticket_id") -> None:
+        self._shown = "standard input" if path == "-" else path
+        self._key = key
+        self._raw = self._opened(path)
+        self._lines = self._rows()
+        try:
+            self.columns = self._read_header(ticket_field)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._raw is not getattr(sys.stdin, "buffer", None):
+            self._raw.close()
+
+    def __iter__(self) -> Iterator[Outgoing]:
+        header, place = self.columns, self.columns.index(self._key)
+        others = [(index, _raw(name)) for index, name in enumerate(header) if name != self._ticket_field]
+        for row in self._guarded():
+            if not row:
+                continue  # an empty line
+            if len(row) != len(header):
+                raise self._wrong(f"has {len(row)} columns, the header has {len(header)}")
+            ticket = row[place]
+            self._check_ticket(ticket)
+            yield Outgoing(ticket, {name: _raw(row[index]) for index, name in others})
+
+    def _check_ticket(self, ticket: str) -> None:
+        if ticket in _NULLS:
+            raise self._wrong(f"column {self._key!r} is {ticket}, which is no key: leave the row out, or give it one")
+        raw = ticket.encode("utf-8", "surrogateescape")
+        try:
+            check_ticket(raw)
+        except MessageUndecodable as wrong:
+            told = {
+                "empty_ticket_id": "is empty; it names the ticket",
+                "ticket_id_too_long": f"has {len(raw)} bytes; a ticket id has at most {LONGEST_TICKET}",
+                "ticket_id_not_utf8": "is not UTF-8; it names the ticket",
+            }
+            raise self._wrong(f"column {self._key!r} {told.get(wrong.reason, wrong.reason)}") from None
+
+    def _opened(self, path: str) -> io.BufferedReader:
+        try:
+            return cast(io.BufferedReader, sys.stdin.buffer) if path == "-" else Path(path).open("rb")
+        except AttributeError:
+            raise StartRefused("--csv: standard input is closed") from None
+        except OSError as problem:
+            raise StartRefused(f"--csv: {path} cannot be read: {problem.strerror}") from problem
+
+    def _rows(self) -> Any:
+        packed = self._raw.peek(2)[:2] == _GZIP_MAGIC
+        plain: Any = gzip.GzipFile(fileobj=self._raw) if packed else self._raw
+        csv.field_size_limit(_LONGEST_CELL)  # of the whole process: this one has no other reader
+        return csv.reader(io.TextIOWrapper(plain, "utf-8-sig", errors="surrogateescape", newline=""), strict=True)
+
+    def _read_header(self, ticket_field: str) -> list[str]:
+        try:
+            header = next(self._guarded(), [])
+        except WorkloadUnusable as problem:
+            raise StartRefused(f"--csv: {problem}") from problem
+        if not header:
+            raise StartRefused(f"--csv: {self._shown} is empty; its first line must name the columns")
+        twice = sorted({name for name in header if header.count(name) > 1})
+        if twice:
+            raise StartRefused(f"--csv: {self._shown}:1: column {twice[0]!r} appears twice")
+        if self._key not in header:
+            raise StartRefused(f"--key: {self._shown} has no column {self._key!r}; it has: {', '.join(header)}")
+        if ticket_field in header and ticket_field != self._key:
+            raise StartRefused(
+                f"--key: {self._shown} has a column {ticket_field!r}, the ticket field; use --key {ticket_field} or"
+                " another USHER_TICKET_FIELD"
+            )
+        self._ticket_field = ticket_field
+        return header
+
+    def _guarded(self) -> Iterator[list[str]]:
+        try:
+            yield from self._lines
+        except csv.Error as problem:
+            raise self._wrong(f"is not CSV: {problem}") from problem
+        except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
+            raise self._wrong(f"cannot be unpacked: {problem}") from problem
+        except OSError as problem:
+            raise self._wrong(f"cannot be read: {problem.strerror or problem}") from problem
+
+    def _wrong(self, what: str) -> WorkloadUnusable:
+        return WorkloadUnusable(f"{self._shown}:{self._lines.line_num}: {what}")
+
+
+def _raw(text: str) -> Any:
+    """Return a text; the bytes that it was where they are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
+    return text
+
 
 #: Seconds between two looks of --wait.
 _LOOK_S = 0.5
@@ -101,65 +264,57 @@ def redis_url(**settings: str) -> str:
     return resolve_redis_url(load(CommonSettings, os.environ, settings))
 
 
-@click.command(
-    help="Send messages: the rows of a CSV file, a made-up incident workload, or one message (FIELD=VALUE ...)."
+@click.command()
+@option("--csv csv_path", "CSV file with a header line; .gz too, - for standard input.", metavar="FILE")
+@option("--key", "Column of the CSV that names the ticket.", metavar="COLUMN")
+@option("--simulate", "Send N made-up incident updates.", click.IntRange(min=1), metavar="N")
+@option("--tickets", "Different tickets of --simulate; some are hot (Zipf).", click.IntRange(min=1), 2000)
+@option("--seed", "The same seed gives the same messages.", int, 1)
+@option("--ticket", "Send one message of this ticket, with the fields given as FIELD=VALUE.", metavar="ID")
+@option(
+    "--rate", "Messages per second. Default: as fast as Redis takes them.", Number(min=0, min_open=True), metavar="N"
 )
-@click.option("--csv", "csv_path", metavar="FILE", help="CSV file with a header line; .gz too, - for standard input.")
-@click.option("--key", metavar="COLUMN", help="Column of the CSV that names the ticket.")
-@click.option("--simulate", type=click.IntRange(min=1), metavar="N", help="Send N made-up incident updates.")
-@click.option(
-    "--tickets",
-    type=click.IntRange(min=1),
-    default=2000,
-    show_default=True,
-    help="Different tickets of --simulate; some are hot (Zipf).",
-)
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same messages.")
-@click.option("--ticket", metavar="ID", help="Send one message of this ticket, with the fields given as FIELD=VALUE.")
-@click.option(
-    "--rate",
-    type=Number(min=0, min_open=True),
-    metavar="N",
-    help="Messages per second. Default: as fast as Redis takes them.",
-)
-@click.option(
+@option(
     "--wait",
+    "Wait before each batch while masters say that too much waits (USHER_BACKLOG_LIMIT). With --ticket: wait until it"
+    " is handled, and print its result; exit code 1: a dead letter, 124: not handled within --timeout.",
     is_flag=True,
-    help="Wait before each batch while masters say that too much waits (USHER_BACKLOG_LIMIT). With --ticket: wait until"
-    " it is handled, and print its result; exit code 1: a dead letter, 124: not handled within --timeout.",
 )
-@click.option("--timeout", "timeout_s", type=Duration(), default="60s", show_default=True, help="Of --wait.")
-@click.option(
+@option("--timeout timeout_s", "Of --wait.", Duration(), "60s")
+@option(
     "--dedup",
-    type=Number(min=1, max=86_400),
+    "Send a message only if its field uid was not sent in the last SECONDS. Retries after lost answers.",
+    Number(min=1, max=86_400),
     metavar="SECONDS",
-    help="Send a message only if its field uid was not sent in the last SECONDS. Retries after lost answers.",
 )
-@click.option(
-    "--after",
-    "after_s",
-    type=Duration(),
+@option(
+    "--after after_s",
+    "Delay it: the message comes into the stream after 90s, 10m, 2h, 3d.",
+    Duration(),
     metavar="DURATION",
-    help="Delay it: the message comes into the stream after 90s, 10m, 2h, 3d.",
 )
-@click.option(
-    "--at",
-    "at_ms",
-    type=Moment(),
+@option(
+    "--at at_ms",
+    "Delay it until a time such as 2026-11-21T10:00, local unless it says otherwise.",
+    Moment(),
     metavar="TIME",
-    help="Delay it until a time such as 2026-11-21T10:00, local unless it says otherwise.",
 )
 @takes_json
 @click.argument("fields", nargs=-1, metavar="[FIELD=VALUE]...")
 @options(CommonSettings)
 def send(flags: dict[str, Any], **given: Any) -> None:
+    """Send messages: the rows of a CSV file, a made-up incident workload, or one message (FIELD=VALUE ...)."""
     settings = load(CommonSettings, os.environ, flags)
     _check_usage(given)
     if given["after_s"] is not None or given["at_ms"] is not None:
         _check_gathered(settings, flags)
     url = resolve_redis_url(settings)
     with contextlib.ExitStack() as stack:
-        source = _source(stack, settings, given)
+        source: Any = [Outgoing(given["ticket"], fields_of(given["fields"], settings.ticket_field))]
+        if given["csv_path"] is not None:
+            source = stack.enter_context(CsvSource(given["csv_path"], given["key"], settings.ticket_field))
+        elif given["simulate"] is not None:
+            source = incidents(given["simulate"], given["tickets"], given["seed"])
         _check_time(source)
         check_reachable(url)
         link = Link(url, "usher:send")
@@ -249,16 +404,6 @@ def _recognisable(source: Any, given: dict[str, Any]) -> Any:
     elif "uid" not in source[0].fields:
         raise click.UsageError("--dedup needs a field uid=...: by it the message is recognised when it is sent again")
     return source
-
-
-def _source(
-    stack: contextlib.ExitStack, settings: CommonSettings, given: dict[str, Any]
-) -> CsvSource | list[Outgoing] | Iterator[Outgoing]:
-    if given["csv_path"] is not None:
-        return stack.enter_context(CsvSource(given["csv_path"], given["key"], settings.ticket_field))
-    if given["simulate"] is not None:
-        return incidents(given["simulate"], given["tickets"], given["seed"])
-    return [Outgoing(given["ticket"], fields_of(given["fields"], settings.ticket_field))]
 
 
 def fields_of(pairs: Sequence[str], ticket_field: str = "") -> dict[str, str]:

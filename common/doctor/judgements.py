@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from usher.common.base.text import info_lines
@@ -142,7 +142,7 @@ class DoctorFacts:
 
     ``mode`` is how the URL finds the server: fixed, sentinel or cluster. ``sentinels``: number of sentinels that listen
     at this server. ``unguarded``: why a change of a watched key keeps no EXEC from running, "" when it does.
-    ``gathering``: as common/doctor/source_status.py reports it; None when there is one ticket stream, or it could not
+    ``gathering``: as common/doctor/collector.py reports it; None when there is one ticket stream, or it could not
     be asked.
     """
 
@@ -301,13 +301,6 @@ class WriteTrouble(NamedTuple):
     is_certain: bool
 
 
-class Holds(NamedTuple):
-    """A row of the promise: a fault, and what holds then with this Redis."""
-
-    when: str
-    what: str
-
-
 def examine_server(facts: DoctorFacts) -> list[DoctorFinding]:
     of_server = (_version, _append_only_file, _disk, _eviction, _memory, _rights, _transactions, _times)
     return [found for judge in (*of_server, _role, _replicas, _failover, _clock) for found in judge(facts)]
@@ -321,7 +314,18 @@ def worst(findings: Iterable[DoctorFinding]) -> DoctorSeverity:
     return max((finding.severity for finding in findings), key=list(DoctorSeverity).index, default=OK)
 
 
-def promise(facts: DoctorFacts) -> list[Holds]:
+def report(url: str, facts: DoctorFacts, findings: Iterable[DoctorFinding]) -> dict[str, Any]:
+    """Return the document of the doctor about the Redis at ``url``, which has no password."""
+    return {
+        "redis": url,
+        "verdict": worst(findings).value,
+        "findings": [asdict(finding) | {"severity": finding.severity.value} for finding in findings],
+        "promise": [{"when": fault, "what": holds} for fault, holds in promise(facts).items()],
+    }
+
+
+def promise(facts: DoctorFacts) -> dict[str, str]:
+    """Return what holds with this Redis, by the fault that comes."""
     fsync, has_file = facts.setting("appendfsync") or "", facts.told("aof_enabled")
     killed = {"always": "nothing is lost"}.get(
         fsync, "no loss was seen in tests; a write that waits for a slow disk may be lost"
@@ -338,14 +342,11 @@ def promise(facts: DoctorFacts) -> list[Holds]:
     elif has_file is None:
         killed = powerless = "not known"
     held = "nothing is lost, the order holds, one effective execution at a time"
-    rows = [
-        Holds("a program of Usher is killed, paused or cut off", held),
-        Holds("redis-server is killed", killed),
-        Holds("its host loses power", powerless),
-    ]
+    rows = {"a program of Usher is killed, paused or cut off": held, "redis-server is killed": killed}
+    rows["its host loses power"] = powerless
     if facts.number("connected_slaves") or facts.mode != "fixed":
         tail = "sends and acknowledgements that were not copied yet are lost: resend; repeats are fenced, order holds"
-        rows.append(Holds("a replica is promoted", f"{tail} for the rest"))
+        rows["a replica is promoted"] = f"{tail} for the rest"
     return rows
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NotRequired, TypeVar
 
 from flask import Flask, Request, Response, current_app, g, request
@@ -95,23 +95,13 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
     return app
 
 
-class _Healthy(TypedDict):
-    """A healthy answer, with further facts about the program. ``warnings`` want a look, and are missing else."""
+class _State(TypedDict):
+    """An answer about health, with further facts about the program. ``reasons`` of what fails; ``warnings`` want a
+    look, and are missing else."""
 
-    status: Literal["ok"]
-    warnings: NotRequired[list[str]]
-
-
-class _Unwell(TypedDict):
-    """An unhealthy answer, with further facts about the program. ``reasons`` is missing while draining."""
-
-    status: Literal["failing", "draining"]
+    status: Literal["ok", "failing", "draining", "alive"]
     reasons: NotRequired[list[str]]
     warnings: NotRequired[list[str]]
-
-
-class _Alive(TypedDict):
-    status: Literal["alive"]
 
 
 #: Kinds of refusal of a Redis that is up but takes no writes, in our own words: Redis' words may reveal too much.
@@ -136,23 +126,25 @@ def add_health(
     still come. ``/live`` asks for nothing outside: a restart would not mend the absence of Redis.
     """
 
-    @tells("Tell if the program makes progress, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
+    @tells("Tell if the program makes progress, and if not, why.", {200: _State, 503: _State}, role=Role.ANYBODY)
     def tell() -> Response:
         found = health()
         reasons = [in_brief(reason) if g.role is Role.ANYBODY else reason for reason in found.reasons]
         status: dict[str, Any] = {"status": "ok"} if found.ok else {"status": "failing", "reasons": reasons}
-        if warnings := [*found.warnings, *_log_warning()]:
+        dropped, is_blocked = log_state()
+        lost = [f"{'nobody reads the log' if is_blocked else 'the log lacks lines'}: {dropped} dropped"]
+        if warnings := [*found.warnings, *lost * (is_blocked or dropped > 0)]:
             status["warnings"] = warnings
         return answer({**status, **facts()}, 200 if found.ok else 503)
 
-    @tells("Tell if work may be sent here, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
+    @tells("Tell if work may be sent here, and if not, why.", {200: _State, 503: _State}, role=Role.ANYBODY)
     def ready() -> Response:
         return answer({"status": "draining", **facts()}, 503) if draining() else tell()
 
     app.add_url_rule("/api/health", "health", tell)
     app.add_url_rule("/api/health/ready", "ready", ready)
 
-    @tells("Tell if the program is alive, and which services hang.", {200: _Alive, 503: _Unwell}, role=Role.ANYBODY)
+    @tells("Tell if the program is alive, and which services hang.", {200: _State, 503: _State}, role=Role.ANYBODY)
     def live() -> Response:
         why = stalled()
         if why and not draining():
@@ -170,12 +162,6 @@ def in_brief(reason: str) -> str:
     """
     name, *error = reason.split(": ", 2)
     return f"{name}: {error[0]}; the log says more" if len(error) == 2 else reason
-
-
-def _log_warning() -> Iterable[str]:
-    dropped, is_blocked = log_state()
-    if is_blocked or dropped:
-        yield f"{'nobody reads the log' if is_blocked else 'the log lacks lines'}: {dropped} dropped"
 
 
 def add_metrics(app: Flask, metrics: Metrics) -> None:

@@ -201,7 +201,9 @@ class Doorman:
         g.who, g.role = g.identity.name, g.identity.role
         if g.role is Role.ANYBODY and needed is not Role.ANYBODY:
             return self._turn_away(asked)
-        if asked.method not in _SAFE and not _has_bearer_token(asked):
+        # Other credentials (Basic, Digest, Negotiate) are sent by browsers by themselves, once a proxy asked for them.
+        is_bearer = asked.environ.get("HTTP_AUTHORIZATION", "").partition(" ")[0].lower() == "bearer"
+        if asked.method not in _SAFE and not is_bearer:
             if _from_elsewhere(asked):
                 origin, host = (asked.headers.get(name, "")[:100] for name in ("Origin", "Host"))
                 told = f"this request comes from a page of another site: {origin!a}, and was sent to {host!a}"
@@ -331,13 +333,6 @@ def local_path(wanted: str) -> str:
     """
     fits = wanted.startswith("/") and not wanted.startswith("//") and "\\" not in wanted and wanted.isprintable()
     return wanted if fits else "/"
-
-
-def _has_bearer_token(asked: Request) -> bool:
-    """Return True if the request has a bearer token. Other credentials (Basic, Digest, Negotiate) are sent by browsers
-    by themselves, once a proxy in front of us has asked for them."""
-    header: str = asked.environ.get("HTTP_AUTHORIZATION", "")
-    return header.partition(" ")[0].lower() == "bearer"
 
 
 def _from_elsewhere(asked: Request) -> bool:

@@ -31,11 +31,9 @@ _REFERENCES = "#/components/schemas/{model}"
 _ALWAYS = {
     400: "the request is not proper HTTP or JSON",
     406: "answers are JSON",
+    414: "path and query too long",
     421: "not a host name of this service",
     429: "too many requests; Retry-After",
-}
-_ALWAYS |= {
-    414: "path and query too long",
     431: "headers too large",
     500: "a bug; the log has the request id",
     503: "not now; Retry-After",
@@ -52,6 +50,8 @@ _OF_TOKENS = {401: "no token, or an unknown one", 403: "the token does not allow
 _SHARED = _ALWAYS | _OF_BODIES | _OF_TOKENS
 
 View = TypeVar("View", bound=Callable[..., Any])
+#: A type, and whether it is read or written: its schema may differ.
+_Kind = tuple[Any, JsonSchemaMode]
 
 
 class _Problem(TypedDict):
@@ -66,7 +66,8 @@ class _Problem(TypedDict):
 @dataclass(frozen=True)
 class Operation:
     """The description of a route. ``answers``: status -> type of the JSON document, a content type that is not JSON,
-    or None for no content."""
+    or None for no content. ``problems``: errors beyond those of every route, status -> title and meaning. ``headers``:
+    the request headers that it heeds, and their effect."""
 
     summary: str
     answers: Mapping[int, Any]
@@ -75,28 +76,18 @@ class Operation:
     problems: Mapping[int, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def kinds(self) -> list[_Kind]:
+        documents = (kind for kind in self.answers.values() if kind is not None and not isinstance(kind, str))
+        return [*((kind, "serialization") for kind in documents), (self.body, "validation")]
 
-def tells(
-    summary: str,
-    answers: Mapping[int, Any],
-    *,
-    role: Role | None = None,
-    body: Any = None,
-    query: type[BaseModel] | None = None,
-    problems: Mapping[int, str] | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> Callable[[View], View]:
-    """Decorate a view with its description. ``role``: see ``usher.common.http.auth``; None: viewer for GET, operator
-    for changes.
 
-    ``problems``: errors beyond those of every route, status -> title and meaning. ``headers``: the request headers that
-    it heeds, and their effect.
-    """
+def tells(summary: str, answers: Mapping[int, Any], *, role: Role | None = None, **more: Any) -> Callable[[View], View]:
+    """Decorate a view with its ``Operation``. ``role``: see ``usher.common.http.auth``; None: viewer for GET, operator
+    for changes."""
 
     def mark(view: View) -> View:
-        view.usher_operation = Operation(  # type: ignore[attr-defined]
-            summary, answers, body, query, problems or {}, headers or {}
-        )
+        view.usher_operation = Operation(summary, answers, **more)  # type: ignore[attr-defined]
         return view if role is None else needs(role)(view)
 
     return mark
@@ -116,13 +107,14 @@ def add_document(app: Flask, title: str) -> None:
 def document(app: Flask, title: str) -> dict[str, Any]:
     """Return the OpenAPI document of all routes below ``/api``, and of others that are described. Raises TypeError for
     a route below ``/api`` without a description."""
-    schemas = _Schemas()
-    problem = {"content": {PROBLEM: {"schema": schemas.of(_Problem, "serialization")}}}
+    routes = list(_routes(app))
+    kinds: dict[_Kind, None] = {(_Problem, "serialization"): None}
+    kinds |= {kind: None for _, _, operation in routes for kind in operation.kinds if kind[0] is not None}
+    asked = [(kind, mode, TypeAdapter(kind)) for kind, mode in kinds]
+    schemas, shared = TypeAdapter.json_schemas(asked, ref_template=_REFERENCES)
+    problem = {"content": {PROBLEM: {"schema": schemas[_Problem, "serialization"]}}}
     paths: dict[str, dict[str, Any]] = {}
-    for rule, method, view in _routes(app):
-        operation: Operation | None = getattr(view, "usher_operation", None)
-        if operation is None:
-            raise TypeError(f"{method} {rule.rule} does not say what it answers: put @tells(...) at its view")
+    for rule, method, operation in routes:
         told = _operation(operation, schemas, rule, needed_role(app, rule.endpoint, method), problem)
         paths.setdefault(_PARAMETER.sub(r"{\2}", rule.rule), {})[method.lower()] = told
     return {
@@ -134,67 +126,58 @@ def document(app: Flask, title: str) -> dict[str, Any]:
         },
         "paths": dict(sorted(paths.items())),
         "components": {
-            "schemas": dict(sorted(schemas.found.items())),
+            "schemas": shared["$defs"],
             "responses": {str(status): {"description": said, **problem} for status, said in sorted(_SHARED.items())},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _routes(app: Flask) -> Iterator[tuple[Rule, str, Any]]:
+def _routes(app: Flask) -> Iterator[tuple[Rule, str, Operation]]:
     for rule in app.url_map.iter_rules():
-        view = app.view_functions[rule.endpoint]
-        if rule.rule.startswith("/api/") or hasattr(view, "usher_operation"):
-            for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
-                yield rule, method, view
+        operation: Operation | None = getattr(app.view_functions[rule.endpoint], "usher_operation", None)
+        for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
+            if operation is not None:
+                yield rule, method, operation
+            elif rule.rule.startswith("/api/"):
+                raise TypeError(f"{method} {rule.rule} does not say what it answers: put @tells(...) at its view")
 
 
 def _operation(
-    operation: Operation, schemas: _Schemas, rule: Rule, role: Role, problem: Mapping[str, Any]
+    operation: Operation, schemas: Mapping[_Kind, Any], rule: Rule, role: Role, problem: Mapping[str, Any]
 ) -> dict[str, Any]:
-    shared = [
-        *_ALWAYS,
-        *(_OF_BODIES if operation.body is not None else ()),
-        *(() if role is Role.ANYBODY else _OF_TOKENS),
-    ]
-    shared += [422] if operation.query is not None else []
+    shared = {**_ALWAYS, **(_OF_BODIES if operation.body else {}), **(_OF_TOKENS if role is not Role.ANYBODY else {})}
+    shared |= {422: ""} if operation.query is not None else {}
     responses: dict[str, Any] = {str(status): {"$ref": f"#/components/responses/{status}"} for status in shared}
     responses |= {str(status): {"description": said, **problem} for status, said in operation.problems.items()}
     for status, kind in operation.answers.items():
-        if kind is None:
-            responses[str(status)] = {"description": "done"}
-            continue
-        ours = (
-            {kind: {"schema": {"type": "string"}}}
-            if isinstance(kind, str)
-            else {JSON: {"schema": schemas.of(kind, "serialization")}}
-        )
-        theirs = problem["content"] if str(status) in responses else {}
-        responses[str(status)] = {"description": "done" if status < 400 else _SHARED[status], "content": ours | theirs}
-    told: dict[str, Any] = {
-        "operationId": rule.endpoint.replace(".", "_"),
-        "summary": operation.summary,
-        "responses": dict(sorted(responses.items())),
-    }
+        content: dict[str, Any] = {} if status < 400 else dict(problem["content"])
+        if isinstance(kind, str):
+            content[kind] = {"schema": {"type": "string"}}
+        elif kind is not None:
+            content[JSON] = {"schema": schemas[kind, "serialization"]}
+        said = "done" if status < 400 else _SHARED[status]
+        responses[str(status)] = {"description": said} | ({"content": content} if content else {})
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _in_path(rule, name)}
         for name in sorted(rule.arguments)
     ]
-    if operation.query is not None:
-        parameters += _query(operation.query)
-    for name, said in operation.headers.items():
-        parameters.append(
-            {"name": name, "in": "header", "required": False, "description": said, "schema": {"type": "string"}}
-        )
-    if parameters:
-        told["parameters"] = parameters
+    parameters += [] if operation.query is None else _query(operation.query)
+    parameters += [
+        {"name": name, "in": "header", "required": False, "description": said, "schema": {"type": "string"}}
+        for name, said in operation.headers.items()
+    ]
+    told: dict[str, Any] = {
+        "operationId": rule.endpoint.replace(".", "_"),
+        "summary": operation.summary,
+        "responses": dict(sorted(responses.items())),
+        "parameters": parameters,
+        "security": [] if role is Role.ANYBODY else [{"token": []}],
+        "x-role": role.value,
+    }
     if operation.body is not None:
-        told["requestBody"] = {
-            "required": True,
-            "content": {JSON: {"schema": schemas.of(operation.body, "validation")}},
-        }
-    told["security"] = [] if role is Role.ANYBODY else [{"token": []}]
-    told["x-role"] = role.value
+        content = {JSON: {"schema": schemas[operation.body, "validation"]}}
+        told["requestBody"] = {"required": True, "content": content}
     return told
 
 
@@ -215,22 +198,3 @@ def _query(model: type[BaseModel]) -> list[dict[str, Any]]:
         kept = {key: value for key, value in plain.items() if key not in ("title", "default")}
         parameters.append({"name": name, "in": "query", "required": name in required, "schema": kept})
     return parameters
-
-
-class _Schemas:
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
-
-    def of(self, kind: Any, mode: JsonSchemaMode) -> dict[str, Any]:
-        schema = TypeAdapter(kind).json_schema(ref_template=_REFERENCES, mode=mode)
-        for name, model in schema.pop("$defs", {}).items():
-            self._add(name, model)
-        name = schema.get("title")
-        if schema.get("type") != "object" or not name:
-            return schema
-        self._add(name, schema)
-        return {"$ref": _REFERENCES.format(model=name)}
-
-    def _add(self, name: str, schema: dict[str, Any]) -> None:
-        if self.found.setdefault(name, schema) != schema:
-            raise TypeError(f"two models are called {name}")

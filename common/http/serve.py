@@ -34,7 +34,6 @@ import math
 import mmap
 import os
 import queue
-import random
 import re
 import resource
 import selectors
@@ -54,14 +53,15 @@ from gunicorn.workers.gthread import ThreadWorker
 from gunicorn.workers.workertmp import WorkerTmp
 
 from usher.common.base.backoff import backoff_s
+from usher.common.base.clock import CHANCE
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import event, flush
 from usher.common.http.tls import ServerTls
-from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.fork_guard import end_children_by, try_for
 from usher.common.runtime.memory import oom_kills
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.common.runtime.settings import is_loopback
+from usher.common.runtime.signals import look_for_steps
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -545,7 +545,7 @@ class _Program(BaseApplication):
         super().__init__()
 
     def load_config(self) -> None:
-        memory = Path("/dev/shm")
+        memory, program = Path("/dev/shm"), self._program
         for name, value in {
             "bind": f"fd://{self._listener}",
             "workers": 1,
@@ -558,7 +558,7 @@ class _Program(BaseApplication):
             "worker_tmp_dir": str(memory) if memory.is_dir() and os.access(memory, os.W_OK) else None,
             # its default path is one file per user, and several programs run per machine
             "control_socket_disable": True,
-            "proc_name": self._program,
+            "proc_name": program,
             "logger_class": _Log,
             "limit_request_line": 8190,  # so that the answer is ours up to there
             "limit_request_fields": 64,
@@ -570,7 +570,7 @@ class _Program(BaseApplication):
             "pre_fork": self._pre_fork,
             "post_worker_init": self._post_worker_init,
             "worker_exit": self._worker_exit,
-            "child_exit": self._child_exit,
+            "child_exit": lambda arbiter, worker: self.ends.note(worker, program, worker.pid == arbiter.log.killed),
         }.items():
             self.cfg.set(name, value)
         if (tls := self._tls) is not None:
@@ -601,7 +601,7 @@ class _Program(BaseApplication):
             is_early = now - self._started_s < _SHORT_LIFE_S and not self.ends.shared[0]
             self._early_deaths = self._early_deaths + 1 if is_early else 0
             too_many = self._early_deaths - _MOST_AT_ONCE
-            pause_s = backoff_s(too_many, 0.5, 10.0, random.Random()) if too_many > 0 else 0.0
+            pause_s = backoff_s(too_many, 0.5, 10.0, CHANCE) if too_many > 0 else 0.0
             event(
                 log,
                 "worker_started_again",
@@ -615,9 +615,6 @@ class _Program(BaseApplication):
                 time.sleep(0.05)
         self._started_s = time.monotonic()
         self.ends.begin()
-
-    def _child_exit(self, arbiter: Any, worker: Any) -> None:
-        self.ends.note(worker, self._program, worker.pid == arbiter.log.killed)
 
     # -- in the worker
 

@@ -1,3 +1,1 @@
 """Metrics, traces, and notifications of dead letters."""
-
-from __future__ import annotations

@@ -4,7 +4,7 @@ exactly once.
 ::
 
     application       one SQL transaction: its own rows, and a row in staged_log_records
-                      (writer.py, or plain SQL: queries.sql)
+                      (store.py, or plain SQL: queries.sql)
     `usher streamer`  rows -> entries of the ticket stream, in order; then the rows are deleted
                       (master/streamer/program.py, store.py, rows.py)
     the stream        what every reader sees: the masters' groups, and

@@ -21,11 +21,11 @@ says what a record that can never be handled does (``on_error``), and for how lo
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import itertools
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
@@ -35,10 +35,12 @@ import orjson
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.callables import unfinished_kind
+from usher.common.base.clock import CHANCE
 from usher.common.base.errors import RedisTrouble, SqlTrouble, StartRefused, UsherError
 from usher.common.base.log import event
 from usher.common.base.text import parse_json
-from usher.common.outbox.database import (
+from usher.common.outbox.rows import LONGEST_UID, as_json, queries
+from usher.common.outbox.store import (
     OutboxMisused,
     check_dialect,
     check_schema,
@@ -46,7 +48,6 @@ from usher.common.outbox.database import (
     open_engine,
     sql_trouble,
 )
-from usher.common.outbox.rows import LONGEST_UID, as_json, queries
 from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.message import UID_FIELD, as_mapping, first_value
 from usher.common.protocol.sources import FROM_FIELD
@@ -265,7 +266,7 @@ class _Checkpoint(NamedTuple):
     records: int
 
 
-class LogConsumer:
+class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
     """A reader of one stream; used by one thread.
 
     ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction,
@@ -309,7 +310,7 @@ class LogConsumer:
         Raises LogLost, OutboxMisused for a state that is no JSON and for an ``async def``, and whatever ``handle``
         raises.
         """
-        failures, told_s, rng = 0, 0.0, random.Random()
+        failures, told_s = 0, 0.0
         with UntilSignal() as until:
             while not (until.came or stop()):
                 try:
@@ -323,7 +324,7 @@ class LogConsumer:
                         told_s = time.monotonic()
                         about: dict[str, Any] = {"name": self._name, "failures": failures, "problem": str(trouble)}
                         event(log, "log_consumer_retrying", level=logging.WARNING, **about)
-                    time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, rng)))
+                    time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, CHANCE)))
 
     def step(self, handle: Handle, wait_s: float = 0.0, on_error: OnError | None = None) -> int:
         """Handle one batch, waiting up to ``wait_s`` seconds for one; return how many entries the checkpoint moved
@@ -418,9 +419,6 @@ class LogConsumer:
         self._log.close()
         if self._owns_engine:
             self._engine.dispose()
-
-    def __enter__(self) -> LogConsumer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

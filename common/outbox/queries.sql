@@ -11,7 +11,7 @@
 SELECT version FROM usher_outbox_version;
 
 -- name: write
--- What usher.common.outbox.writer does for an application.
+-- What usher.common.outbox.store does for an application.
 INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:uid, :ticket_id, :action, :object, :data);
 
 -- name: batch [sqlite]

@@ -1,3 +1,1 @@
 """Keys, ids, messages and records: the data stored in Redis and sent between the programs. Pure."""
-
-from __future__ import annotations

@@ -88,7 +88,7 @@ class LogKeys:
     checkpoints = _Key("""Hash: name of a log consumer -> ``version id ms``, never ahead of its SQL. Written by
         note_checkpoint; trim keeps from ``id`` on.""")
     groups = _Key("""Hash: group -> the lowest id that the group would read again if it were lost now. Written by
-        save_position (leader), by gather (of a source) and by plain readers (common/readers/reliable_stream.py); it
+        save_position (leader), by gather (of a source) and by plain readers (common/readers/loop.py); it
         stays when the group is lost, so that trim keeps from there on.""")
     archived = _Key("""String: the id up to which the stream is archived, itself included. Written by the archive; trim
         --archived-only keeps from it on.""")
@@ -102,8 +102,8 @@ class LogKeys:
         messages wait. Written by note_behind; producers look at it.""")
 
     def replies(self, caller: str) -> str:
-        """Stream with PX, capped: answers to one caller (common/sending/calls.py), of all groups of the stream. Written
-        by ack, and with dead letters; trimmed by the caller."""
+        """Stream with PX, capped: answers to one caller (common/sending/producer.py), of all groups of the stream.
+        Written by ack, and with dead letters; trimmed by the caller."""
         return f"{self.prefix}replies:{caller}"
 
     def followed(self, uid: bytes) -> bytes:
@@ -185,7 +185,7 @@ class Keys:
         ``proven_until_ms``, and ``proven_every_ms`` between the last two proofs, ``proven_took_ms`` of the last one;
         ``history``: what the last one said, as JSON. Written by the archive, for metrics, pages and the doctor.""")
     shares = _Key("""Hash, where several streams are gathered: master -> the time until which it counts as running, and
-        what it says of itself (JSON). See common/doctor/source_status.py: running_masters.""")
+        what it says of itself (JSON). See common/doctor/collector.py: running_masters.""")
     gathered = _Key("""Hash, where several streams are gathered: source -> the last id that was moved to the work
         stream; a field is deleted when its stream is gone. Written by gather.""")
 

@@ -1,6 +1,6 @@
-"""MessageReadingLoop: a reliable stream that only needs to be configured and run.
+"""Messages without a ticket, read by the members of a plain consumer group. No master, no order.
 
-::
+``MessageReadingLoop`` is a reliable stream that only needs to be configured and run::
 
     def handle(message):
         message.fields, message.body, message.uid, message.attempt
@@ -11,6 +11,12 @@ A handler that returns is done; one that raises is tried again with growing paus
 that; after ``max_attempts`` failures a message becomes a dead letter. When a process dies, its messages are taken over
 after ``idle_s``; these run one at a time, each start noted before, so that the one that kills processes ends as a dead
 letter, and its neighbours do not. A delivery is never counted as an attempt.
+
+``ReliableStream`` is the set of steps that survive a crash, which the loop repeats. Keys are those of
+``usher.common.protocol.keys`` for this stream and group, and a dead letter looks like any other of Usher's. Do not let
+a master read the same group: it would take these readers for strangers. A reader owns an entry as long as the pending
+list says so, and every step asks that. There is no fence: a reader that was paused for longer than the idle time may
+still be in a handler while another reader has the message. Make effects idempotent by ``message.uid``.
 """
 
 from __future__ import annotations
@@ -20,36 +26,264 @@ import itertools
 import logging
 import math
 import os
-import random
+import queue
+import socket
 import threading
 import time
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.callables import unawaitable_reason, unfinished_kind
-from usher.common.base.clock import now_s
-from usher.common.base.errors import GiveUp, GroupMissing, RedisTrouble, ReplyUnknown, RetryLater, readable
+from usher.common.base.clock import CHANCE, now_s
+from usher.common.base.errors import GiveUp, GroupMissing, RedisTrouble, ReplyUnknown, RetryLater, UsherError, readable
 from usher.common.base.log import event
 from usher.common.base.text import format_error
-from usher.common.observability.metrics import Reader, of_this_program
-from usher.common.observability.webhook import DeadLetterNotifier
-from usher.common.protocol.keys import Keys
-from usher.common.protocol.stream_id import ZERO, rank
-from usher.common.readers.reliable_stream import ReliableStream, StreamMessage, reader_name
-from usher.common.redis.client import CommandRefused, Link
-from usher.common.runtime.clock_steps import look_for_steps
+from usher.common.observability.metrics import DeadLetterNotifier, Reader, of_this_program
+from usher.common.protocol.attempts import NEVER, decode
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.message import EntryView
+from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, before, rank
+from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.replies import TicketStream, pairs, parse_own, span_of
+from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import ForkGuard
-from usher.common.runtime.service import Health, Service, judge
+from usher.common.runtime.service import Health, Service, ServiceEnded, judge
 from usher.common.runtime.settings import CommonSettings
-from usher.common.runtime.signals import UntilSignal
+from usher.common.runtime.signals import UntilSignal, look_for_steps
+
+log = logging.getLogger(__name__)
+
+#: The names in the group under which entries wait that a reader gave back; for the second one it was not known whether
+#: they are safe. No reader uses these names.
+RETURNED, SUSPECT = "returned", "suspect"
+#: Idle time in ms of entries that were given back: longer than any reader's least idle time.
+_AT_ONCE_MS = 30 * 86_400_000
+
+
+class StreamMessage(EntryView):
+    """A message as a handler of a reading loop sees it. ``attempt`` is 1 for the first start."""
+
+    __slots__ = ("attempt", "failures", "first_ms", "is_suspect", "last_ms")
+
+    def __init__(self, stream_id: bytes, flat: list[bytes] | None, failures: int = 0, is_suspect: bool = False) -> None:
+        super().__init__(stream_id, flat)
+        self.failures = failures  # of former readers too
+        # Counted up at each start. Starts of former readers that asked for a later call are not known.
+        self.attempt = failures
+        self.is_suspect = is_suspect  # its former reader died with it, and may have died of it
+        self.first_ms = self.last_ms = 0
+
+    def __repr__(self) -> str:
+        return f"<StreamMessage {self.id}, attempt {self.attempt}>"
+
+
+class Claimed(NamedTuple):
+    """The result of a search for idle entries. ``cursor`` goes into the next search; ``gone`` are ids without bodies,
+    which are dead letters now."""
+
+    cursor: bytes
+    messages: list[StreamMessage]
+    gone: list[bytes]
+
+
+def reader_name(prefix: str = "") -> str:
+    """Make a name for one start of a reader, a new one each time: a late acknowledgement of a former start must not
+    look like ours."""
+    return f"{prefix or socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+class ReliableStream:
+    """A reader of a stream's group, over a link of the caller's thread. Every method raises what ``Link.call`` raises.
+
+    ``reader`` must be used by only one start of one process (``reader_name``).
+    """
+
+    def __init__(self, link: Link, stream: str, group: str, reader: str) -> None:
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = Keys(stream, group)
+        self._log_keys = LogKeys(stream)
+        self._plain = TicketStream(link, self._keys)
+        self.reader = reader
+
+    def ensure_group(self, seen: bytes = ZERO) -> bytes | None:
+        """Make the group if it is missing; return the id after which it then reads, None if it was there.
+
+        A new group begins with the oldest entry. A lost group goes on where it was, as far as that was saved or is
+        known to this reader (``seen``: the highest id that it was given): pending entries come again.
+        """
+        start = goes_on_at(self._plain.saved_position(), seen, span_of(self._link, self._keys.stream))
+        return start if self._plain.create_group(start) else None
+
+    def save_position(self) -> None:
+        """Note the position of the group, for ``ensure_group`` after its loss, and for trimmers until then. First the
+        id up to which it has read, then what was pending: an entry read in between is above the first and may be
+        missing in the second."""
+        delivered = self._plain.last_delivered()
+        summary = self._link.call("XPENDING", self._keys.stream, self._keys.group)
+        oldest = summary[1] or b""
+        self._link.call("HSET", self._log_keys.groups, self._keys.group, min(delivered, oldest or delivered, key=rank))
+        self._link.call("HSET", self._keys.position, "delivered", delivered, "oldest_pending", oldest)
+
+    def read_new(self, count: int, block_ms: int | None) -> list[StreamMessage]:
+        """Read up to ``count`` new messages; waits up to ``block_ms`` for the first one, and returns none after that.
+        None does not wait.
+
+        After ReplyUnknown some may be pending for this reader unseen: ``read_pending`` brings them.
+        """
+        keys = self._keys
+        block = () if block_ms is None else ("BLOCK", block_ms)
+        command = ("XREADGROUP", "GROUP", keys.group, self.reader, "COUNT", count, *block, "STREAMS", keys.stream, ">")
+        return [StreamMessage(*entry) for entry in parse_own(self._link.call(*command, block_s=(block_ms or 0) / 1000))]
+
+    def read_pending(self, count: int, exclude: Collection[bytes] = ()) -> list[StreamMessage]:
+        """Read up to ``count`` messages that are pending for this reader, oldest first, without those of ``exclude``.
+        Never waits.
+
+        The bodies are read from the stream: reading them from the pending list would count as a delivery.
+        """
+        return self._with_bodies(list(itertools.islice(self._unseen(exclude), count)))
+
+    def pending(self, exclude: Collection[bytes] = ()) -> list[bytes]:
+        return list(self._unseen(exclude))
+
+    def _unseen(self, known: Collection[bytes]) -> Iterator[bytes]:
+        return (entry_id for entry_id in self._plain.pending_of(self.reader) if entry_id not in known)
+
+    def _with_bodies(self, ids: Sequence[bytes]) -> list[StreamMessage]:
+        if not ids:
+            return []
+        commands: list[Sequence[Arg]] = [("XRANGE", self._keys.stream, entry_id, entry_id) for entry_id in ids]
+        *bodies, charged = self._link.all_of([*commands, ("HMGET", self._keys.attempts, *ids)])
+        return [
+            StreamMessage(entry_id, reply[0][1] if reply else None, _failures(entry_id, count or b"0"))
+            for entry_id, reply, count in zip(ids, bodies, charged, strict=True)
+        ]
+
+    def claim_idle(self, count: int, min_idle_ms: int, cursor: bytes = ZERO) -> Claimed:
+        """Take over up to ``count`` entries (fewer where they are large) that were idle for at least ``min_idle_ms``:
+        their reader died, or gave them back.
+
+        Begin with ``cursor`` 0-0 and go on with the one of the answer. A dead reader's message is suspect: it is
+        unknown whether it had been started, so its attempts are not charged; let it run alone, with ``charge`` before.
+        """
+        keys = self._keys
+        args = (keys.group, self.reader, min_idle_ms, cursor, count)
+        script_keys = (keys.stream, keys.dead, keys.attempts, keys.letters)
+        cursor, taken, gone = self._scripts.run("stream_claim", script_keys, args)
+        messages = [
+            StreamMessage(
+                taken[at],
+                taken[at + 1],
+                _failures(taken[at], taken[at + 3]),
+                taken[at + 2] not in (RETURNED.encode(), self.reader.encode()),
+            )
+            for at in range(0, len(taken), 4)
+        ]
+        return Claimed(cursor, messages, gone)
+
+    def acknowledge(self, ids: Sequence[bytes], remove: bool = False) -> list[bytes]:
+        """Acknowledge these as done. Returns those that were this reader's: the others have another reader now, or were
+        done before.
+
+        With ``remove`` the entries leave the stream too, unless another group or a log consumer reads it.
+        """
+        return self._own("ack", [(one,) for one in ids], remove=remove)[0]
+
+    def move_to_dead_letters(
+        self,
+        messages: Sequence[StreamMessage],
+        reason: str,
+        errors: Mapping[bytes, str] | None = None,
+        remove: bool = True,
+    ) -> list[bytes]:
+        """Give these up: each becomes a dead letter with ``reason`` and the error of its id, and leaves group and
+        stream, in one step. A message with too many fields for a letter stays in the stream.
+
+        Returns the ids for which letters were written; the others are not, or no longer, this reader's.
+        """
+        errors = errors or {}
+        each = [
+            (one.stream_id, reason, errors.get(one.stream_id, ""), one.attempt, one.first_ms, one.last_ms)
+            for one in messages
+        ]
+        return self._own("bury", each, remove=remove)[0]
+
+    def charge(self, attempts: Mapping[bytes, int]) -> list[bytes]:
+        return self._own("charge", [*attempts.items()])[1]
+
+    def touch(self, ids: Iterable[bytes]) -> list[bytes]:
+        """Mark these as being worked on: not idle. Returns ids that are no longer this reader's."""
+        return self._own("pass", [(one,) for one in ids], self.reader)[1]
+
+    def give_back(self, ids: Iterable[bytes], suspect: bool = False) -> list[bytes]:
+        """Give these back: other readers may take them at once; a suspect stays one. Returns ids that were not this
+        reader's."""
+        return self._own("pass", [(one,) for one in ids], SUSPECT if suspect else RETURNED, _AT_ONCE_MS)[1]
+
+    def _own(
+        self, what: str, each: Sequence[tuple[Any, ...]], to: str = "", idle_ms: int = 0, remove: bool = False
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Do this to entries, named first in each tuple. Return the ids of this reader's, and the others."""
+        keys, of_log, replies = self._keys, self._log_keys, list[int]()
+        script_keys = (keys.stream, keys.dead, keys.attempts, of_log.checkpoints, of_log.groups, keys.letters)
+        head = (keys.group, self.reader, what, "1" if remove else to, idle_ms)
+        while len(replies) < len(each):  # a call does not bury all where they are large
+            replies += self._scripts.run("stream_own", script_keys, (*head, *chain.from_iterable(each[len(replies) :])))
+        told = [(one[0], is_own) for one, is_own in zip(each, replies, strict=True)]
+        return [one for one, is_own in told if is_own], [one for one, is_own in told if not is_own]
+
+    def leave(self) -> bool:
+        """Take this reader's name out of the group; False while something is pending for it."""
+        return bool(self._scripts.run("stream_leave", (self._keys.stream,), (self._keys.group, self.reader)))
+
+    def forget_readers(self, idle_ms: int) -> int:
+        """Take names out of the group that have done nothing for ``idle_ms`` and have nothing pending; returns their
+        number. A living reader comes back by itself."""
+        rows = map(pairs, self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
+        idle = [
+            row[b"name"]
+            for row in rows
+            if not row[b"pending"] and row[b"idle"] >= idle_ms and row[b"name"] != self.reader.encode()
+        ]
+        return int(self._scripts.run("stream_leave", (self._keys.stream,), (self._keys.group, *idle))) if idle else 0
+
+
+def goes_on_at(saved: GroupPosition | None, seen: bytes, span: Span | None) -> bytes:
+    """Return the id after which a group that is made (again) reads. Pure: from the saved position, the highest id this
+    reader was given, and the ids in the stream.
+
+    >>> goes_on_at(GroupPosition(b"9-0", b"5-0"), b"9-0", Span(b"1-0", b"9-0"))
+    b'4-18446744073709551615'
+    """
+    if span is None or rank(span.last_generated) < rank(seen):
+        return ZERO  # another stream: its ids begin again
+    if saved is None:
+        return ZERO  # what other readers had is unknown: better again than never
+    reached = (
+        saved.delivered
+        if saved.oldest_pending is None
+        else min(saved.delivered, before(saved.oldest_pending), key=rank)
+    )
+    return reached if rank(reached) <= rank(span.last_generated) else ZERO
+
+
+def _failures(entry_id: bytes, noted: bytes) -> int:
+    """Read the noted number of failures, also as consumers note it that may have had the group before; an unreadable
+    note stops no message."""
+    if decode(noted) is NEVER:
+        event(log, "attempts_unreadable", level=logging.ERROR, count=1, first=entry_id)
+    return decode(noted).failures
+
 
 __all__ = ["LoopOptions", "MessageReadingLoop", "StreamMessage"]
 
-log = logging.getLogger(__name__)
 
 #: Is called with the message; what it returns is ignored, unless it shows that nothing of the handler ran.
 Handle = Callable[[StreamMessage], Any]
@@ -60,12 +294,18 @@ _LOOK_S = 0.5
 #: Share of the idle time after a touch in which nothing starts: it is left for the clock's drift and for delays on the
 #: way.
 _FRESH_PART = 0.8
+#: Messages given to the runners before they have room: so none of them waits for the desk.
+_AHEAD = 64
 #: Starts of a suspect beyond its attempts.
 _IN_DOUBT = 2
 #: Most messages of one call.
 _AT_ONCE = 500
 _SAVE_POSITION_S = 1.0
 _POLL_S = 0.02
+#: Longest wait of a stop for what is given back to others.
+_LEAVE_S = 15.0
+_NOT_STARTED = UsherError("others may have it by now, or something else comes first")
+_UNSEEN = "its process ended before the end of its last start was stored"
 
 
 @dataclass(frozen=True)
@@ -107,174 +347,23 @@ _COUNTS = {
 _COUNTS_NOW = {"held": "Messages held.", "running": "Handlers that run."}
 
 
-class ReadingBoard:
-    """The messages that a loop holds, shared by its threads: waiting, running, waiting for another attempt. One lock;
-    it makes no calls. ``most``: most messages held. Nothing starts when the last touch is older than ``fresh_s``
-    seconds: other readers may have taken over.
-
-    A suspect (its former reader died with it) runs alone: nothing else runs beside it, and nothing starts before Redis
-    has its outcome. So a message that kills its process is charged for that, and no neighbour is.
-    """
-
-    def __init__(self, most: int, fresh_s: float) -> None:
-        self._most = most
-        self._fresh_s = fresh_s
-        self._changed = threading.Condition()
-        self._held: dict[bytes, StreamMessage] = {}
-        self._ready: deque[StreamMessage] = deque()
-        self._suspects: deque[StreamMessage] = deque()
-        self._due: list[tuple[float, int, StreamMessage]] = []
-        self._order = 0
-        self._running: set[bytes] = set()
-        self._alone: bytes | None = None  # the suspect that runs, or has ended and is not written yet
-        self._closed = False
-        self._touched_s = now_s()
-
-    @property
-    def room(self) -> int:
-        return 0 if self._closed else max(0, self._most - len(self._held))
-
-    def add(self, messages: Iterable[StreamMessage]) -> int:
-        """Take messages that came, except those that are held already. Returns the number taken."""
-        with self._changed:
-            fresh = [message for message in messages if message.stream_id not in self._held]
-            for message in fresh:
-                self._held[message.stream_id] = message
-                self._queue(message)
-            self._changed.notify(len(fresh))
-            return len(fresh)
-
-    def held_ids(self) -> list[bytes]:
-        with self._changed:
-            return list(self._held)
-
-    def known_ids(self) -> set[bytes]:
-        with self._changed:
-            return {*self._held, *self._running}
-
-    def drop(self, ids: Iterable[bytes]) -> None:
-        """Drop messages that Redis has as done, or that another reader has: none of them starts here any more. A
-        running handler runs on."""
-        with self._changed:
-            gone = {entry_id for entry_id in ids if self._held.pop(entry_id, None) is not None}
-            if gone:
-                self._ready = deque(message for message in self._ready if message.stream_id not in gone)
-                self._suspects = deque(message for message in self._suspects if message.stream_id not in gone)
-                self._due = [item for item in self._due if item[2].stream_id not in gone]
-                heapq.heapify(self._due)
-            if self._alone in gone and self._alone not in self._running:
-                self._alone = None
-                self._changed.notify_all()
-
-    def touched(self, at_s: float) -> None:
-        with self._changed:
-            self._touched_s = at_s
-            self._changed.notify_all()
-
-    def take(self, timeout_s: float) -> StreamMessage | None:
-        until_s = now_s() + timeout_s
-        with self._changed:
-            while not self._closed:
-                now = now_s()
-                while self._due and self._due[0][0] <= now:
-                    self._queue(heapq.heappop(self._due)[2])
-                message = self._next() if now < self._touched_s + self._fresh_s else None
-                if message is not None:
-                    self._running.add(message.stream_id)
-                    return message
-                if now >= until_s:
-                    return None
-                self._changed.wait(min(until_s, self._due[0][0] if self._due else until_s) - now)
-            return None
-
-    def _queue(self, message: StreamMessage) -> None:
-        (self._suspects if message.is_suspect else self._ready).append(message)
-
-    def _next(self) -> StreamMessage | None:
-        if self._alone is not None:
-            return None
-        if self._suspects:
-            if self._running:
-                return None  # nothing new starts until it can run alone
-            suspect = self._suspects.popleft()
-            self._alone = suspect.stream_id
-            return suspect
-        return self._ready.popleft() if self._ready else None
-
-    def ended(self, message: StreamMessage) -> None:
-        with self._changed:
-            self._running.discard(message.stream_id)
-            if message.stream_id == self._alone and message.stream_id not in self._held:
-                self._alone = None
-                self._changed.notify_all()
-            elif self._suspects and not self._running:
-                self._changed.notify()
-
-    def again(self, message: StreamMessage, due_s: float) -> None:
-        """Note that it no longer runs, and is ready again at ``due_s``, unless it was dropped meanwhile."""
-        with self._changed:
-            self._running.discard(message.stream_id)
-            if message.stream_id == self._alone:
-                self._alone = None
-            if message.stream_id in self._held:
-                self._order += 1
-                heapq.heappush(self._due, (due_s, self._order, message))
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def quiet(self) -> list[StreamMessage]:
-        with self._changed:
-            return [*self._ready, *self._suspects, *(message for _, _, message in self._due)]
-
-    @property
-    def running(self) -> int:
-        return len(self._running)
-
-    @property
-    def held(self) -> int:
-        return len(self._held)
-
-
-@dataclass
-class Shared:
-    options: LoopOptions
-    board: ReadingBoard
-    bell: DeadLetterNotifier
-    counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))  # written without a lock
-    seen: bytes = ZERO  # the highest id that this loop was given
-
-    def ring(self, entry_id: bytes, reason: str, error: str = "", attempts: int = 0) -> None:
-        self.counts["dead_letters"] += 1
-        self.bell.ring(b"", entry_id, reason, error.partition(":")[0], attempts)
-
-
 class StreamReader(Service):
     """Reads new messages while there is room, and looks for idle ones."""
 
     name = "stream-read"
 
-    def __init__(self, link: Link, stream: ReliableStream, shared: Shared) -> None:
+    def __init__(self, link: Link, stream: ReliableStream, options: LoopOptions, desk: StreamDesk) -> None:
         super().__init__()
-        self._link = link
-        self._stream = stream
-        self._shared = shared
+        self._link, self._stream, self._options, self._desk = link, stream, options, desk
+        self._seen = ZERO  # the highest id that it was given
         self._has_group = False
         self._unsure = False  # a reply of a read was lost: something may be pending for us unseen
-        self._unsure_of_claim = False  # and it may have been a dead reader's
+        self.unsure_of_claim = False  # and it may have been a dead reader's
         self._cursor = ZERO
         self._claim_s = 0.0
         self._position_s = 0.0
         self._position_is_old = False
-        self.stalls_after_s = 10.0 + shared.options.block_s
-
-    @property
-    def has_claimed_unseen(self) -> bool:
-        """Return True when entries that are pending for us unseen may be a dead reader's."""
-        return self._unsure_of_claim or self.alive
+        self.stalls_after_s = 10.0 + options.block_s
 
     def run_once(self) -> float:
         try:
@@ -287,67 +376,61 @@ class StreamReader(Service):
             return 0.0
 
     def _ensure_group(self) -> None:
-        start = self._stream.ensure_group(self._shared.seen)
+        start = self._stream.ensure_group(self._seen)
         if start is not None:
             event(log, "group_created", reads_after=start)
-            self._shared.seen = start
+            self._seen = start
         self._has_group = True
 
     def _turn(self) -> float:
         if not self._has_group:
             self._ensure_group()
-        board, options, counts = self._shared.board, self._shared.options, self._shared.counts
-        now = now_s()
+        options, now = self._options, now_s()
         if now >= self._position_s:
             self._position_s = now + _SAVE_POSITION_S
             self._save_position()
-        count = min(options.batch, board.room)
-        if count and self._unsure:
-            self._read_unseen(count)
-            return 0.0
-        if count and now >= self._claim_s:
-            counts["claimed"] += self._claim(count)
-            return 0.0
-        if not count:
+        if not (count := min(options.batch, self._desk.room)):
             return _POLL_S
-        wait_s = min(options.block_s, max(0.0, self._claim_s - now), self.stalls_after_s / 2)
+        claims = now >= self._claim_s and not self._unsure
         try:
-            found = self._stream.read_new(count, max(1, int(wait_s * 1000)))
+            if claims:
+                self._claim(count)
+            elif self._unsure:
+                self._read_unseen(count)
+            else:
+                wait_s = min(options.block_s, max(0.0, self._claim_s - now), self.stalls_after_s / 2)
+                found = self._stream.read_new(count, max(1, int(wait_s * 1000)))
+                if found:
+                    self._seen = max(self._seen, found[-1].stream_id, key=rank)
+                    self._desk.bring(found, "read")
         except ReplyUnknown:
-            self._unsure = True
+            self._unsure, self.unsure_of_claim = True, self.unsure_of_claim or claims
             raise
-        counts["read"] += board.add(found)
-        if found:
-            self._shared.seen = max(self._shared.seen, found[-1].stream_id, key=rank)
         return 0.0
 
     def _read_unseen(self, count: int) -> None:
-        found = self._stream.read_pending(count, set(self._shared.board.held_ids()))
+        found = self._stream.read_pending(count, self._desk.held_ids)
         for message in found:
-            message.is_suspect = self._unsure_of_claim
-        self._shared.board.add(found)
+            message.is_suspect = self.unsure_of_claim
         if len(found) < count:
-            self._unsure = self._unsure_of_claim = False
+            self._unsure = self.unsure_of_claim = False
+        self._desk.bring(found)
 
-    def _claim(self, count: int) -> int:
-        options = self._shared.options
-        try:
-            claimed = self._stream.claim_idle(count, int(options.idle_s * 1000), self._cursor)
-        except ReplyUnknown:
-            self._unsure = self._unsure_of_claim = True
-            raise
+    def _claim(self, count: int) -> None:
+        idle_s = self._options.idle_s
+        claimed = self._stream.claim_idle(count, int(idle_s * 1000), self._cursor)
         self._cursor = claimed.cursor
-        if claimed.cursor == ZERO:
-            self._claim_s = now_s() + options.claim_every_s
-            self._stream.forget_readers(int(max(60.0, 10 * options.idle_s) * 1000))
         if claimed.gone:
             event(log, "pending_entries_deleted", level=logging.WARNING, count=len(claimed.gone), first=claimed.gone[0])
         for entry_id in claimed.gone:
-            self._shared.ring(entry_id, "body_gone")
+            self._desk.ring(entry_id, "body_gone")
         if claimed.messages:
             suspects = sum(message.is_suspect for message in claimed.messages)
             event(log, "messages_claimed", count=len(claimed.messages), suspects=suspects)
-        return self._shared.board.add(claimed.messages)
+            self._desk.bring(claimed.messages, "claimed")
+        if claimed.cursor == ZERO:
+            self._claim_s = now_s() + self._options.claim_every_s
+            self._stream.forget_readers(int(max(60.0, 10 * idle_s) * 1000))
 
     def _save_position(self) -> None:
         try:
@@ -364,161 +447,155 @@ class StreamReader(Service):
         self._link.interrupt()
 
 
-class StreamWriter(Service):
-    """Writes the outcomes of messages, and touches the held ones. A batch is repeated until Redis has answered it."""
+class StreamDesk(Service):
+    """Holds the messages: waiting, running, or waiting for another attempt. It gives them to the runners, writes what
+    became of them, and touches those it holds; what Redis has not answered is written again, since the steps answer a
+    repeat with "not yours". Nothing starts when the last touch is too old: other readers may have taken over.
+
+    A suspect (its former reader died with it) runs alone: nothing else runs beside it, and nothing starts before Redis
+    has its outcome. So a message that kills its process is charged for that, and no neighbour is.
+    """
 
     name = "stream-write"
+    reader: StreamReader
 
-    def __init__(self, link: Link, stream: ReliableStream, shared: Shared) -> None:
+    def __init__(self, link: Link, stream: ReliableStream, options: LoopOptions, bell: DeadLetterNotifier) -> None:
         super().__init__()
-        self._link = link
-        self._stream = stream
-        self._shared = shared
-        self._done: deque[bytes] = deque()
+        self._link, self.stream, self._options, self._bell = link, stream, options, bell
+        self.counts: dict[str, float] = dict.fromkeys(_COUNTS, 0)
+        #: From the reader, which brings no more before the desk has taken them: messages, and what counts them.
+        self._came: tuple[list[StreamMessage], str] | None = None
+        #: To the runners (None: end), and from them: what the handler raised, and for how long it ran.
+        self.given: queue.SimpleQueue[StreamMessage | None] = queue.SimpleQueue()
+        self.over: deque[tuple[StreamMessage, BaseException | None, float]] = deque()
+        self._held: dict[bytes, StreamMessage] = {}
+        self._ready: deque[StreamMessage] = deque()
+        self._suspects: deque[StreamMessage] = deque()
+        self._due: list[tuple[float, int, StreamMessage]] = []
+        self._order = itertools.count()
+        self._running: set[bytes] = set()
+        self._alone: bytes | None = None  # the suspect that runs, or has ended and is not written yet
+        self._done: list[bytes] = []
         self._given_up: deque[tuple[StreamMessage, str, str]] = deque()
-        self._charges: deque[tuple[bytes, int]] = deque()
-        self._touch_s = 0.0
+        self._charges: dict[bytes, int] = {}
+        self._touched_s, self._touch_s, self._flush_s = now_s(), 0.0, 0.0
+        self.closed = False
+        self.left = "its thread has not ended"  # what went wrong as it left the group
 
-    def done(self, message: StreamMessage) -> None:
-        self._done.append(message.stream_id)
-        self.wake()
+    @property
+    def room(self) -> int:
+        return 0 if self.closed or self._came else max(0, self._options.queue - len(self._held))
 
-    def give_up(self, message: StreamMessage, reason: str, error: str) -> None:
-        self._given_up.append((message, reason, error))
-        self.wake()
+    @property
+    def held_ids(self) -> set[bytes]:
+        return {*list(self._held)}
 
-    def charge(self, message: StreamMessage) -> None:
-        self._charges.append((message.stream_id, message.failures))
-        self.wake()
+    @property
+    def running(self) -> int:
+        return max(0, len(self._running) - self.given.qsize())
+
+    def may_start(self, message: StreamMessage) -> bool:
+        is_fresh = now_s() < self._touched_s + self._options.idle_s * _FRESH_PART
+        is_turn = message.is_suspect or not self._suspects
+        return is_fresh and is_turn and not self.closed and message.stream_id in self._held
 
     @property
     def is_flushed(self) -> bool:
-        return not (self._done or self._given_up or self._charges)
+        return not (self._came or self._running or self.over or self._done or self._given_up or self._charges)
+
+    def bring(self, messages: list[StreamMessage], counted: str = "") -> None:
+        """Take messages that came, except those that are held already. Called by the reader, when there is room."""
+        if messages:
+            self._came = messages, counted
+            self.wake()
+
+    def ring(self, entry_id: bytes, reason: str, error: str = "", attempts: int = 0) -> None:
+        self.counts["dead_letters"] += 1
+        self._bell.ring(b"", entry_id, reason, error.partition(":")[0], attempts)
 
     def run_once(self) -> float:
-        options, board = self._shared.options, self._shared.board
-        if now_s() >= self._touch_s:
-            self._touch()
-        if self._done and len(self._done) < _AT_ONCE and not self.stopping:
-            time.sleep(options.flush_s)
-        self.flush()
-        return min(1.0, max(0.0, self._touch_s - now_s())) if board.held else min(1.0, options.idle_s / 3)
-
-    def flush(self) -> None:
-        """Write all outcomes that are there now. Unanswered ones stay, and are written again: the steps answer a repeat
-        with "not yours"."""
-        stream, shared = self._stream, self._shared
+        if self._came is not None:
+            messages, counted = self._came
+            for message in messages:
+                if message.stream_id not in self._held:
+                    self._held[message.stream_id] = message
+                    self._queue(message)
+                    if counted:
+                        self.counts[counted] += 1
+            self._came = None
+            self.reader.wake()
+        while self.over:
+            self._ended(*self.over.popleft())
         try:
-            while self._charges:
-                charges = list(itertools.islice(self._charges, _AT_ONCE))
-                stream.charge(dict(charges))
-                _forget(self._charges, len(charges))
-            while self._done:
-                ids = list(itertools.islice(self._done, _AT_ONCE))
-                mine = stream.acknowledge(ids, shared.options.remove)
-                _forget(self._done, len(ids))
-                shared.counts["done"] += len(mine)
-                shared.counts["stale"] += len(ids) - len(mine)
-                shared.board.drop(ids)
-            while self._given_up:
-                message, reason, error = self._given_up[0]
-                buried = stream.move_to_dead_letters([message], reason, {message.stream_id: error})
-                if buried:
-                    shared.ring(message.stream_id, reason, error, message.attempt)
-                self._given_up.popleft()
-                shared.board.drop([message.stream_id])
-        except GroupMissing:
-            # No entry of it is pending: what comes again is judged again.
-            shared.board.drop([*self._done, *(message.stream_id for message, _, _ in self._given_up)])
-            for queue in (self._done, self._given_up, self._charges):
-                queue.clear()
-            raise
+            if now_s() >= self._touch_s:
+                self._touch()
+            if now_s() >= self._flush_s or self.stopping:
+                self._flush()
+                self._flush_s = now_s() + self._options.flush_s
+        finally:
+            self._start()
+        next_s = self._flush_s if self._done or self._given_up or self._charges else self._touch_s
+        return max(0.0, min(1.0, min(next_s, self._due[0][0] if self._due else math.inf) - now_s()))
 
-    def _touch(self) -> None:
-        sent_s = now_s()
+    def on_end(self) -> None:
+        """Give waiting messages back, and leave the group. The readers that claim idle entries do what fails here."""
         try:
-            others = self._stream.touch(self._shared.board.held_ids())
-        except GroupMissing:
-            others = []  # the reader makes it again; meanwhile no reader can take over
-        waiting = {*self._done, *(message.stream_id for message, _, _ in self._given_up)}
-        lost = [entry_id for entry_id in others if entry_id not in waiting]
-        if lost:
-            event(log, "messages_taken_over", level=logging.WARNING, count=len(lost), first=lost[0])
-            self._shared.board.drop(lost)
-        self._shared.board.touched(sent_s)
-        self._touch_s = sent_s + self._shared.options.idle_s / 3
-
-
-def _forget(queue: deque[Any], count: int) -> None:
-    for _ in range(count):
-        queue.popleft()
-
-
-class StreamRunner(Service):
-    """A slot: runs one handler at a time, for as long as the handler takes."""
-
-    stalls_after_s = math.inf
-
-    def __init__(
-        self, number: int, handle: Handle, shared: Shared, writer: StreamWriter, note: Callable[[StreamMessage], bool]
-    ) -> None:
-        super().__init__()
-        self.name = f"work-{number}"
-        self._handle = handle
-        self._shared = shared
-        self._writer = writer
-        self._note = note
-        self._rng = random.Random()
-
-    def run_once(self) -> float:
-        board, options = self._shared.board, self._shared.options
-        message = board.take(1.0)
-        if message is None:
-            return 0.05 if self.stopping else 0.0
-        # A suspect's last start was noted ahead as one that fails, and may have returned, or not have happened.
-        most = options.max_attempts + _IN_DOUBT * message.is_suspect
-        if message.body_is_gone or message.failures >= most:
-            if message.body_is_gone:
-                self._give_up(message, "body_gone", "")
-            else:
-                why = "its process ended before the end of its last start was stored"
-                self._give_up(message, "attempts_exhausted", why)
-            return 0.0
-        message.attempt += 1
-        message.last_ms = time.time_ns() // 1_000_000
-        message.first_ms = message.first_ms or message.last_ms
-        if message.is_suspect and not self._noted(message):
-            return 0.0
-        began_s = now_s()
-        try:
-            with ForkGuard():
-                _check_ran(copy_context().run(self._handle, message))
-        except BaseException as problem:
-            # sys.exit() in a handler must not end this thread while it holds the message.
-            self._failed(message, readable(problem))
-        else:
-            self._shared.counts["handler_seconds"] += now_s() - began_s
-            self._writer.done(message)  # first: when nothing runs any more, all that ended must be seen to be written
-            board.ended(message)
-        return 0.0
-
-    def _noted(self, message: StreamMessage) -> bool:
-        board = self._shared.board
-        try:
-            if self._note(message):
-                return True
-            board.ended(message)
-            board.drop([message.stream_id])
+            quiet = [*self._ready, *self._suspects, *(message for _, _, message in self._due)]
+            for is_suspect in (False, True):
+                ids = [message.stream_id for message in quiet if message.is_suspect is is_suspect]
+                self.stream.give_back(ids, is_suspect)
+            # Entries of a read that the stop broke off were not seen here.
+            unseen = self.stream.pending({*self._held, *self._running})
+            self.stream.give_back(unseen, self.reader.unsure_of_claim or self.reader.alive)
+            if not self._running:
+                self.stream.leave()
+            self.left = "none"
         except (RedisTrouble, CommandRefused) as trouble:
-            message.attempt -= 1
-            event(log, "attempt_not_recorded", level=logging.WARNING, id=message.id, why=str(trouble))
-            board.again(message, now_s() + self._shared.options.retry_s)
-        return False
+            self.left = str(trouble)
+        super().on_end()
 
-    def _failed(self, message: StreamMessage, problem: BaseException) -> None:
-        options = self._shared.options
+    def _queue(self, message: StreamMessage) -> None:
+        (self._suspects if message.is_suspect else self._ready).append(message)
+
+    def _start(self) -> None:
+        while self._due and self._due[0][0] <= now_s():
+            self._queue(heapq.heappop(self._due)[2])
+        options = self._options
+        while len(self._running) < options.threads + _AHEAD and (waiting := self._suspects or self._ready):
+            message = waiting[0]
+            if self._alone is not None or (self._suspects and self._running) or not self.may_start(message):
+                return
+            # A suspect's last start was noted ahead as one that fails, and may have returned, or not have happened.
+            is_used_up = message.failures >= options.max_attempts + _IN_DOUBT * message.is_suspect
+            if message.body_is_gone or is_used_up:
+                waiting.popleft()
+                if message.body_is_gone:
+                    self._give_up(message, "body_gone", "")
+                else:
+                    self._give_up(message, "attempts_exhausted", _UNSEEN)
+                continue
+            if message.is_suspect and self.stream.charge({message.stream_id: message.failures + 1}):
+                self._drop([message.stream_id])  # another reader has it
+                continue
+            waiting.popleft()
+            self._alone = message.stream_id if message.is_suspect else None
+            self._running.add(message.stream_id)
+            self.given.put(message)
+
+    def _ended(self, message: StreamMessage, problem: BaseException | None, seconds: float) -> None:
+        self._running.discard(message.stream_id)
+        if problem is _NOT_STARTED:
+            self._alone = None
+            if message.stream_id in self._held:
+                self._queue(message)
+            return
+        if problem is None:
+            self.counts["handler_seconds"] += seconds
+            self._done.append(message.stream_id)
+            return
+        options = self._options
         was_suspect, message.is_suspect = message.is_suspect, False
-        self._shared.counts["failed"] += 1
+        self.counts["failed"] += 1
         error = format_error(problem)
         message.failures += not isinstance(problem, RetryLater)
         if isinstance(problem, GiveUp):
@@ -530,30 +607,104 @@ class StreamRunner(Service):
             self._give_up(message, "attempts_exhausted", error)
             return
         else:
-            wait_s = backoff_s(message.failures, options.retry_s, options.retry_cap_s, self._rng)
+            wait_s = backoff_s(message.failures, options.retry_s, options.retry_cap_s, CHANCE)
         if was_suspect or not isinstance(problem, RetryLater):
-            self._writer.charge(message)  # a suspect's start was noted as one that fails
+            self._charges[message.stream_id] = message.failures  # a suspect's start was noted as one that fails
         about: dict[str, Any] = {"id": message.id, "attempt": message.attempt, "error": error[:500]}
         event(log, "handler_failed", level=logging.WARNING, **about, retry_in_s=wait_s)
-        self._shared.board.again(message, now_s() + wait_s)
+        self._alone = None
+        if message.stream_id in self._held:
+            heapq.heappush(self._due, (now_s() + wait_s, next(self._order), message))
 
     def _give_up(self, message: StreamMessage, reason: str, error: str) -> None:
         about: dict[str, Any] = {"id": message.id, "attempt": message.attempt, "error": error[:500]}
         event(log, "message_given_up", level=logging.ERROR, **about, reason=reason)
-        self._writer.give_up(message, reason, error)
-        self._shared.board.ended(message)
+        self._given_up.append((message, reason, error))
+
+    def _flush(self) -> None:
+        stream, counts = self.stream, self.counts
+        try:
+            if self._charges:
+                stream.charge(self._charges)
+                self._charges = {}
+            while ids := self._done[:_AT_ONCE]:
+                mine = stream.acknowledge(ids, self._options.remove)
+                del self._done[:_AT_ONCE]
+                counts["done"] += len(mine)
+                counts["stale"] += len(ids) - len(mine)
+                self._drop(ids)
+            while self._given_up:
+                message, reason, error = self._given_up[0]
+                if stream.move_to_dead_letters([message], reason, {message.stream_id: error}):
+                    self.ring(message.stream_id, reason, error, message.attempt)
+                self._given_up.popleft()
+                self._drop([message.stream_id])
+        except GroupMissing:
+            # No entry of it is pending: what comes again is judged again.
+            self._drop([*self._done, *(message.stream_id for message, _, _ in self._given_up)])
+            self._done, self._given_up, self._charges = [], deque(), {}
+            raise
+
+    def _touch(self) -> None:
+        sent_s = now_s()
+        try:
+            others = self.stream.touch(self.held_ids)
+        except GroupMissing:
+            others = []  # the reader makes it again; meanwhile no reader can take over
+        waiting = {*self._done, *(message.stream_id for message, _, _ in self._given_up)}
+        if lost := [entry_id for entry_id in others if entry_id not in waiting]:
+            event(log, "messages_taken_over", level=logging.WARNING, count=len(lost), first=lost[0])
+            self._drop(lost)
+        self._touched_s, self._touch_s = sent_s, sent_s + self._options.idle_s / 3
+
+    def _drop(self, ids: Iterable[bytes]) -> None:
+        """Drop messages that Redis has as done, or that another reader has: none of them starts here any more. A
+        running handler runs on."""
+        gone = {*ids}
+        for entry_id in gone:
+            self._held.pop(entry_id, None)
+        self._ready = deque(message for message in self._ready if message.stream_id not in gone)
+        self._suspects = deque(message for message in self._suspects if message.stream_id not in gone)
+        self._due = [item for item in self._due if item[2].stream_id not in gone]
+        heapq.heapify(self._due)
+        if self._alone in gone and self._alone not in self._running:
+            self._alone = None
 
 
-def _check_ran(result: object) -> None:
-    """Raise TypeError when a handler's return value shows that none of its code ran: its message would count as
-    done."""
-    if kind := unfinished_kind(result):
-        raise TypeError(f"the handler returned {kind!r}, so nothing of the message was done: {_PLAIN}")
+class StreamRunner(Service):
+    """A slot: runs one handler at a time, for as long as the handler takes."""
 
+    stalls_after_s = math.inf
 
-def _check_plain(handle: Handle) -> None:
-    if kind := unawaitable_reason(handle):
-        raise TypeError(f"this handler is {kind}: {_PLAIN}")
+    def __init__(self, number: int, handle: Handle, desk: StreamDesk) -> None:
+        super().__init__()
+        self.name = f"work-{number}"
+        self._handle = handle
+        self._desk = desk
+
+    def run_once(self) -> float:
+        if (message := self._desk.given.get()) is None:
+            raise ServiceEnded
+        problem: BaseException | None = _NOT_STARTED
+        began_s = now_s()
+        if self._desk.may_start(message):
+            message.attempt += 1
+            message.last_ms = time.time_ns() // 1_000_000
+            message.first_ms = message.first_ms or message.last_ms
+            problem = None
+            try:
+                with ForkGuard():
+                    if kind := unfinished_kind(copy_context().run(self._handle, message)):
+                        raise TypeError(f"the handler returned {kind!r}, so nothing of the message was done: {_PLAIN}")
+            except BaseException as raised:
+                # sys.exit() in a handler must not end this thread while it holds the message.
+                problem = readable(raised)
+        self._desk.over.append((message, problem, now_s() - began_s))
+        self._desk.wake()
+        return 0.0
+
+    def interrupt(self) -> None:
+        self._desk.given.put(None)
 
 
 class MessageReadingLoop(Reader):
@@ -570,7 +721,8 @@ class MessageReadingLoop(Reader):
     def __init__(
         self, url: str, stream: str, group: str, handle: Handle, options: LoopOptions | None = None, name: str = ""
     ) -> None:
-        _check_plain(handle)
+        if kind := unawaitable_reason(handle):
+            raise TypeError(f"this handler is {kind}: {_PLAIN}")
         options = options or LoopOptions()
         self.reader_name = reader_name(name)
         self._prefix, self._made_in = name, os.getpid()
@@ -578,26 +730,17 @@ class MessageReadingLoop(Reader):
         self._options = options
         self.labels = {"stream": stream, "group": group}
         to = CommonSettings(dead_letter_webhook=options.webhook, webhook_secret=options.webhook_secret)
-        bell = DeadLetterNotifier(of_this_program(), to, self.reader_name, Keys(stream, group))
-        self._shared = Shared(options, ReadingBoard(options.queue, options.idle_s * _FRESH_PART), bell)
+        self._bell = DeadLetterNotifier(of_this_program(), to, self.reader_name, Keys(stream, group))
         self._over = threading.Event()
 
-        def part(role: str) -> tuple[Link, ReliableStream]:
+        def part(role: str) -> tuple[Link, ReliableStream, LoopOptions]:
             link = Link(url, f"reader:{self.reader_name}:{role}")
             self._streams.append(ReliableStream(link, stream, group, self.reader_name))
-            return link, self._streams[-1]
+            return link, self._streams[-1], options
 
-        self._reader = StreamReader(*part("read"), self._shared)
-        self._writer = StreamWriter(*part("write"), self._shared)
-        self._note_link, note_stream = part("note")
-        self._end_link, self._end_stream = part("end")
-
-        def note(message: StreamMessage) -> bool:  # a suspect runs alone, so one thread at a time is here
-            return not note_stream.charge({message.stream_id: message.failures + 1})
-
-        self._runners = [
-            StreamRunner(number, handle, self._shared, self._writer, note) for number in range(options.threads)
-        ]
+        self._desk = StreamDesk(*part("write"), self._bell)
+        self._reader = self._desk.reader = StreamReader(*part("read"), self._desk)
+        self._runners = [StreamRunner(number, handle, self._desk) for number in range(options.threads)]
         self.show()
 
     def start(self) -> None:
@@ -619,19 +762,17 @@ class MessageReadingLoop(Reader):
         if self._over.is_set():
             return
         self._over.set()
-        board, until_s = self._shared.board, now_s() + self._options.grace_s
-        board.close()
+        desk, until_s = self._desk, now_s() + self._options.grace_s
+        desk.closed = True
         self._reader.stop()
-        while now_s() < until_s and (board.running or not self._reader.join(0) or not self._writer.is_flushed):
+        while now_s() < until_s and not (self._reader.join(0) and desk.is_flushed):
             time.sleep(_POLL_S)
         for service in self.services:
             service.stop()
         for service in self.services:
-            service.join(max(_POLL_S, min(1.0, until_s - now_s())))
-        left = self._leave()
-        for link in (self._note_link, self._end_link):
-            link.close()
-        event(log, "reading_loop_stopped", reader=self.reader_name, still_running=board.running, trouble=left or "none")
+            service.join(_LEAVE_S if service is desk else max(_POLL_S, min(1.0, until_s - now_s())))
+        facts: dict[str, Any] = {"still_running": desk.running, "trouble": desk.left}
+        event(log, "reading_loop_stopped", reader=self.reader_name, **facts)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         return self._over.wait(timeout_s)
@@ -648,37 +789,12 @@ class MessageReadingLoop(Reader):
             if looking is not None:
                 looking.stop()
 
-    def __enter__(self) -> MessageReadingLoop:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def health(self) -> Health:
         return judge(self.services, now_s())
 
     def metrics(self) -> dict[str, float]:
-        return {**self._shared.counts, "held": self._shared.board.held, "running": self._shared.board.running}
+        return {**self._desk.counts, "held": len(self._desk.held_ids), "running": self._desk.running}
 
     @property
     def services(self) -> list[Service]:
-        return [self._reader, self._writer, *self._runners, *self._shared.bell.services]
-
-    def _leave(self) -> str:
-        """Give waiting messages back, and leave the group. Returns what went wrong; the readers that claim idle entries
-        then do the rest."""
-        try:
-            board, stream = self._shared.board, self._end_stream
-            quiet = board.quiet()
-            for is_suspect in (False, True):
-                stream.give_back(
-                    [message.stream_id for message in quiet if message.is_suspect is is_suspect], is_suspect
-                )
-            # Entries of a read that the stop broke off were not seen here.
-            stream.give_back(stream.pending(board.known_ids()), self._reader.has_claimed_unseen)
-            if not board.running:
-                stream.leave()
-        except (RedisTrouble, CommandRefused) as trouble:
-            return str(trouble)
-        return ""
+        return [self._reader, self._desk, *self._runners, *self._bell.services]

@@ -20,7 +20,6 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys, LogKeys, uid_key, waiting_key
@@ -34,9 +33,8 @@ _ENDS_WORD = re.compile(r"[\s\x00-\x1f\x7f\"'()]")
 _CONNECT = ("client|setname", "select", "ping", "info", "cluster|slots", "acl|whoami", "acl|dryrun")
 
 
-class Grant(NamedTuple):
-    commands: tuple[str, ...]
-    keys: tuple[str, ...]
+#: Commands, and the keys on which they are allowed.
+Grant = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,11 @@ class AclProgram:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        return tuple(sorted({*self._plain, *(command for grant in self.grants for command in grant.commands)}))
+        return tuple(sorted({*self._plain, *(command for commands, _ in self.grants for command in commands)}))
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(key for grant in self.grants for key in grant.keys))
+        return tuple(dict.fromkeys(key for _, keys in self.grants for key in keys))
 
     @property
     def _plain(self) -> set[str]:
@@ -106,7 +104,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
             "masters, and the commands of operators",
             scripts,
             ("multi", "exec", "unwatch"),
-            (Grant((*sends, *of_scripts), (*its_keys, *of_sources)),),
+            (((*sends, *of_scripts), (*its_keys, *of_sources)),),
         ),
         AclProgram(
             "streamer",
@@ -114,9 +112,9 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
             ("emit", "elect", "resign"),
             ("time", "wait"),
             _with_scripts(
-                Grant(("xadd", "xinfo|stream"), (at,)),
-                Grant(("get", "getex", "set", "del", "pexpire", "pttl"), (log.leader,)),
-                Grant(("hget", "hset", "hdel"), (log.counters,)),
+                (("xadd", "xinfo|stream"), (at,)),
+                (("get", "getex", "set", "del", "pexpire", "pttl"), (log.leader,)),
+                (("hget", "hset", "hdel"), (log.counters,)),
             ),
         ),
         AclProgram(
@@ -125,8 +123,8 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
             ("note_checkpoint",),
             ("time",),
             _with_scripts(
-                Grant(("xread", "xrange", "xrevrange", "xinfo|stream"), (at,)),
-                Grant(("hget", "hset", "hdel"), (log.checkpoints,)),
+                (("xread", "xrange", "xrevrange", "xinfo|stream"), (at,)),
+                (("hget", "hset", "hdel"), (log.checkpoints,)),
             ),
         ),
         AclProgram(
@@ -135,32 +133,32 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
             _AUDITOR,
             ("time",),
             _with_scripts(
-                Grant(_AUDITOR_READS, (at, everything, log.archived)),
-                Grant(("hset",), (keys.archived,)),
-                Grant(("set",), (keys.audit, log.archived)),
+                (_AUDITOR_READS, (at, everything, log.archived)),
+                (("hset",), (keys.archived,)),
+                (("set",), (keys.audit, log.archived)),
             ),
         ),
     )
 
 
 def _with_scripts(*grants: Grant) -> tuple[Grant, ...]:
-    return (*grants, Grant(("evalsha",), tuple(dict.fromkeys(key for grant in grants for key in grant.keys))))
+    return (*grants, (("evalsha",), tuple(dict.fromkeys(key for _, keys in grants for key in keys))))
 
 
 def _consumer(keys: Keys, replies: tuple[str, ...]) -> tuple[Grant, ...]:
     lease, inbox = keys.lease("*"), keys.inbox("*")
     return (
-        Grant(("xreadgroup", "xread", "xrange", "xack", "xclaim", "xpending", "xgroup|delconsumer"), (keys.stream,)),
-        Grant(("xinfo|stream", "xinfo|groups", "xlen"), (keys.stream,)),
-        Grant(("hget", "hmget", "hset", "hdel", "hlen", "exists"), (keys.tickets, keys.attempts, keys.noted("*"))),
-        Grant(("pexpire", "hscan"), (lease, keys.noted("*"))),
-        Grant(("get", "getex", "set", "exists", "pttl"), (lease,)),
-        Grant(("del",), (lease, inbox)),
-        Grant(("xread", "xrange", "xtrim"), (inbox,)),
-        Grant(("xadd", "xdel", "xlen", "xrevrange"), (keys.runs, keys.dead, keys.changed)),
-        Grant(("zadd", "zscore", "zlexcount", "zrem"), (keys.letters,)),
-        Grant(("hget", "hdel"), (keys.consumers,)),
-        Grant(("xadd", "xlen", "pexpire", "memory|usage"), replies),
+        (("xreadgroup", "xread", "xrange", "xack", "xclaim", "xpending", "xgroup|delconsumer"), (keys.stream,)),
+        (("xinfo|stream", "xinfo|groups", "xlen"), (keys.stream,)),
+        (("hget", "hmget", "hset", "hdel", "hlen", "exists"), (keys.tickets, keys.attempts, keys.noted("*"))),
+        (("pexpire", "hscan"), (lease, keys.noted("*"))),
+        (("get", "getex", "set", "exists", "pttl"), (lease,)),
+        (("del",), (lease, inbox)),
+        (("xread", "xrange", "xtrim"), (inbox,)),
+        (("xadd", "xdel", "xlen", "xrevrange"), (keys.runs, keys.dead, keys.changed)),
+        (("zadd", "zscore", "zlexcount", "zrem"), (keys.letters,)),
+        (("hget", "hdel"), (keys.consumers,)),
+        (("xadd", "xlen", "pexpire", "memory|usage"), replies),
     )
 
 
@@ -171,7 +169,7 @@ def _senders(given: Sequence[str], log: LogKeys, taken: str) -> tuple[AclProgram
             "programs that add messages with a plain XADD (no MAXLEN: it cuts unread messages)",
             (),
             (),
-            (Grant(("xadd",), (*given, log.delayed)),),
+            ((("xadd",), (*given, log.delayed)),),
             connects=False,
         ),
         AclProgram(
@@ -180,16 +178,16 @@ def _senders(given: Sequence[str], log: LogKeys, taken: str) -> tuple[AclProgram
             ("send",),
             ("time",),
             _with_scripts(
-                Grant(("xadd",), (*given, log.delayed)),
-                Grant(("hgetall",), (log.behind,)),
-                Grant(("get", "set"), tuple(uid_key(one, b"*").decode() for one in given)),
-                Grant(("get",), (taken,)),
-                Grant(("xpending",), tuple(given)),
-                Grant(
+                (("xadd",), (*given, log.delayed)),
+                (("hgetall",), (log.behind,)),
+                (("get", "set"), tuple(uid_key(one, b"*").decode() for one in given)),
+                (("get",), (taken,)),
+                (("xpending",), tuple(given)),
+                (
                     ("llen", "lindex", "ltrim", "rpush", "pexpire"),
                     tuple(waiting_key(one, "*", b"").decode() for one in given),
                 ),
-                Grant(("xread", "xdel"), tuple(LogKeys(one).replies("*") for one in given)),
+                (("xread", "xdel"), tuple(LogKeys(one).replies("*") for one in given)),
             ),
         ),
     )
@@ -254,14 +252,6 @@ ADMIN = "admin"
 USERS = ("producer", "sender", "consumer", "master", "streamer", "reader", "auditor", ADMIN)
 
 
-def _check(*names: str) -> None:
-    if odd := [name for name in names if _ENDS_WORD.search(name)]:
-        raise StartRefused(
-            "a stream with a space, a line break, a quote or a bracket in its name cannot stand in an ACL file:"
-            f" {', '.join(map(repr, odd))}"
-        )
-
-
 def acl_file(
     stream: str,
     group: str,
@@ -273,7 +263,11 @@ def acl_file(
     """Return the whole file; see ``programs``. With ``passwords``, one for each of ``USERS``, it is a ready aclfile
     with only their hashes, and without comments, which Redis refuses there. Without ``selectors`` it is for Redis 6.2.
     Raises StartRefused for a stream name that would end its word in the file, or begin a line."""
-    _check(stream, *sources)
+    if odd := [name for name in (stream, *sources) if _ENDS_WORD.search(name)]:
+        raise StartRefused(
+            "a stream with a space, a line break, a quote or a bracket in its name cannot stand in an ACL file:"
+            f" {', '.join(map(repr, odd))}"
+        )
     if passwords:
         found = programs(stream, group, sources)
         lines = [_NOBODY, *(program.line(passwords[program.name], selectors=selectors) for program in found)]

@@ -36,16 +36,17 @@ from urllib.parse import quote
 
 import click
 
+from usher.common.base.durations import option
 from usher.common.base.errors import NotNow, ReplyUnknown, StartRefused
-from usher.common.base.private_file import write_private
 from usher.common.redis.client import Link
+from usher.common.redis.locate import write_private
 from usher.common.runtime.memory import memory_of_machine
 
 #: ``sun_path`` of Linux has 108 bytes including the closing zero; other systems have fewer, and say so at bind.
 _LONGEST_SOCKET_PATH = 107
 #: Linux' own default (net.ipv4.ip_local_port_range).
 _EPHEMERAL_FROM = 32_768
-_PORT_TRIES, _PORTS_TRIED = 5, 200
+_PORTS_TRIED = 200
 _PROBE_EVERY_S = 0.02
 #: The setting ``redis_server``, read here too for an embedded server that is started without settings.
 SERVER_VARIABLE = "USHER_REDIS_SERVER"
@@ -126,7 +127,7 @@ def prepare(state_folder: Path, port: int | None, *, durable: bool = True, serve
         lock_fd = _locked(folder / "lock")
     try:
         with _refusing(folder):
-            if (folder / "appendonlydir").exists() and (version := _version_below_7(binary)) is not None:
+            if (folder / "appendonlydir").exists() and (version := version_below_7(binary)) is not None:
                 # It would ignore the data of Redis 7, and start empty.
                 raise StartRefused(
                     f"USHER_STATE_DIR: the data in {folder} were written by Redis 7 or later; {binary} ({version})"
@@ -164,11 +165,7 @@ def _locked(path: Path) -> int:
     return descriptor
 
 
-def has_selectors(binary: Path) -> bool:
-    return _version_below_7(binary) is None
-
-
-def _version_below_7(binary: Path) -> str | None:
+def version_below_7(binary: Path) -> str | None:
     told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
     version = told.partition("v=")[2].split(" ", 1)[0]
     major = version.partition(".")[0]
@@ -246,22 +243,13 @@ class EmbeddedRedis:
         not."""
         if self._process is not None:
             raise RuntimeError("this embedded Redis was started twice")
-        for tries_left in reversed(range(_PORT_TRIES)):
-            port = free_port() if self._port == 0 else self._port
-            try:
-                self._spawn(port)
-                self._wait_ready(time.monotonic() + ready_within_s)
-            except StartRefused as refused:
-                self.stop()
-                # Another process may have taken the port between our probe and the server's bind.
-                if self._port == 0 and tries_left and "ddress already in use" in str(refused):
-                    continue
-                raise
-            except BaseException:
-                self.stop()
-                raise
-            self._port = port
-            return
+        self._port = free_port() if self._port == 0 else self._port
+        try:
+            self._spawn(self._port)
+            self._wait_ready(time.monotonic() + ready_within_s)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self, grace_s: float = 10.0) -> None:
         """End the server: SIGTERM, and SIGKILL after ``grace_s`` seconds. A second call is fine."""
@@ -337,14 +325,9 @@ class EmbeddedRedis:
 
 
 @click.command()
-@click.option(
-    "--state", required=True, type=click.Path(path_type=Path), help="State folder; the data are in its folder redis."
-)
-@click.option(
-    "--port",
-    required=True,
-    type=click.IntRange(0, 65535),
-    help="Loopback port; 0 takes a free one, which redis.conf then names.",
+@option("--state", "State folder; the data are in its folder redis.", click.Path(path_type=Path), required=True)
+@option(
+    "--port", "Loopback port; 0 takes a free one, which redis.conf then names.", click.IntRange(0, 65535), required=True
 )
 def main(state: Path, port: int) -> None:
     try:

@@ -1,10 +1,11 @@
 """Find the Redis to use: the one that is set, or that of the running ``usher up`` of this machine; and check it at the
-start of a long-running program."""
+start of a long-running program. Write files that only their owner can read."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,25 @@ from pydantic import Field, TypeAdapter
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, StartRefused
 from usher.common.base.log import event
-from usher.common.base.private_file import write_private
 from usher.common.redis.client import AUTH, REFUSED, Link, check_reachable
 from usher.common.redis.endpoints import CLUSTER, mode, near
 from usher.common.runtime.settings import CommonSettings
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, whole or not at all. Raises StartRefused when it cannot be written."""
+    draft = path.with_name(path.name + ".new")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            draft.unlink()
+        with os.fdopen(
+            os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8", errors="surrogateescape"
+        ) as file:
+            file.write(text)
+        draft.replace(path)
+    except OSError as problem:
+        raise StartRefused(f"{path} cannot be written: {problem.strerror or problem}") from problem
+
 
 log = logging.getLogger(__name__)
 

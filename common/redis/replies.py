@@ -193,6 +193,7 @@ def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
 
 
 def span_of(link: Link, stream: str) -> Span | None:
+    """Ask for the span of a stream; None when it is missing. The last id stays when its entry is deleted or trimmed."""
     facts = facts_of(link, stream)
     return parse_span(facts) if facts else None
 
@@ -240,11 +241,6 @@ class TicketStream:
         if b"delivered" not in saved:
             return None
         return GroupPosition(saved[b"delivered"], saved[b"oldest_pending"] or None)
-
-    def span(self) -> Span | None:
-        """Ask for the span of the stream; None when it is missing. The last id stays when its entry is deleted or
-        trimmed."""
-        return span_of(self._link, self._keys.stream)
 
     def last_delivered(self) -> bytes:
         return bytes(self.group_facts()[b"last-delivered-id"])
@@ -299,11 +295,8 @@ class TicketStream:
             if cursor == b"0":
                 return
 
-    def records_of(self, tickets: Sequence[bytes]) -> list[TicketRecord | None]:
-        if not tickets:
-            return []
-        values = self._link.call("HMGET", self._keys.tickets, *tickets)
-        return [record_or_none(value) for value in values]
+    def record_of(self, ticket: bytes) -> TicketRecord | None:
+        return record_or_none(self._link.call("HGET", self._keys.tickets, ticket))
 
 
 def group_of(groups: Any, name: str, taken: Any) -> dict[bytes, Any] | None:

@@ -127,18 +127,15 @@ class ScriptRunner:
             return self._run_text(name, arguments, missing)
 
     def run_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
-        answers = self.try_each(name, keys, each)
+        answers = self.try_each(name, [(keys, args) for args in each])
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
         return answers
 
-    def try_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Run step ``name`` once per argument list, in two round trips. The answer of a run that did not happen, or
-        whose outcome is unknown, is the exception that ``run`` raises."""
-        return self.try_on_each(name, [(keys, args) for args in each])
-
-    def try_on_each(self, name: str, each: Sequence[tuple[Sequence[str | bytes], Sequence[Arg]]]) -> list[Any]:
+    def try_each(self, name: str, each: Sequence[tuple[Sequence[str | bytes], Sequence[Arg]]]) -> list[Any]:
+        """Run step ``name`` with each of these keys and arguments, in two round trips. The answer of a run that did not
+        happen, or whose outcome is unknown, is the exception that ``run`` raises."""
         if not each:
             return []
         try:

@@ -1,3 +1,1 @@
 """Run one process: settings, services, signals, locks, health."""
-
-from __future__ import annotations

@@ -15,7 +15,6 @@ The contract, tested by abuse in tests/unit/test_service.py:
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from usher.common.base.backoff import backoff_s
-from usher.common.base.clock import now_s
+from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.errors import RedisTrouble, SqlTrouble, StartRefused
 from usher.common.base.log import event
 
@@ -131,7 +130,6 @@ class Service:
         return self._trouble
 
     def _loop(self) -> None:
-        rng = random.Random()
         while True:
             self._wake.clear()
             # Asked after ``clear``: otherwise a ``stop`` between the two would be slept through in the wait below.
@@ -145,7 +143,7 @@ class Service:
             except Exception as problem:
                 if self._stop.is_set():
                     break
-                wait_s = self._after_failure(problem, rng)
+                wait_s = self._after_failure(problem)
             except BaseException as problem:
                 facts: dict[str, Any] = {"service": self.name, "problem": repr(problem)}
                 event(log, "service_crashed", level=logging.CRITICAL, exc_info=True, **facts)
@@ -156,7 +154,7 @@ class Service:
                 self._wake.wait(wait_s)
         self.on_end()
 
-    def _after_failure(self, problem: Exception, rng: random.Random) -> float:
+    def _after_failure(self, problem: Exception) -> float:
         self._failures += 1
         self.failed_turns += 1
         self._trouble = f"{type(problem).__name__}: {problem}"
@@ -167,7 +165,7 @@ class Service:
             level = logging.WARNING if expected else logging.ERROR
             facts: dict[str, Any] = {"problem": self._trouble, "failures": self._failures, "exc_info": not expected}
             event(log, "service_retrying", level=level, service=self.name, **facts)
-        return backoff_s(self._failures, _FIRST_PAUSE_S, LONGEST_PAUSE_S, rng)
+        return backoff_s(self._failures, _FIRST_PAUSE_S, LONGEST_PAUSE_S, CHANCE)
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,196 @@
 """Send messages with care: a message that has a uid may be sent again, and is added once; and wait for what becomes of
-them (calls.py). No producer needs this: ``XADD`` from any language is a valid message.
+them. No producer needs this: ``XADD`` from any language is a valid message.
 
 A uid is remembered for ``dedup_s`` seconds from its first send, with the id of its entry: some 150 bytes and the uid. A
 failover that lost the last moments forgets it: an effect that must not happen twice is guarded where it takes place.
+
+One stream takes all answers to the calls of a process, and a thread reads it with one blocking read, only while
+somebody waits. An answer is written in the step that acknowledges the message, or makes it a dead letter; of several
+groups, or after a redrive, the first one counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import math
 import os
 import queue
-import random
+import secrets
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
+
+import orjson
 
 from usher.common.base.backoff import backoff_s
-from usher.common.base.clock import now_s
-from usher.common.base.errors import Behind, NotNow, ReplyUnknown
+from usher.common.base.clock import CHANCE, now_s
+from usher.common.base.errors import Behind, CallTimeout, Failed, NotNow, ReplyUnknown, UsherError
 from usher.common.observability.tracing import context_fields, sending
 from usher.common.protocol.keys import REPLY_FIELD, Keys, LogKeys, uid_key, waiting_key
 from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.message import DUE_FIELD, UID_FIELD, Key, check_ticket, key_bytes, ticket_key, ticket_value
-from usher.common.redis.client import Arg, ClientLink, Link
+from usher.common.protocol.stream_id import ZERO
+from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
-from usher.common.sending.calls import Answers, Calls
+from usher.common.runtime.service import Service
+
+#: Longest blocking read, and longest time between two looks whether somebody waits; entries of one read.
+_BLOCK_S, _IDLE_S, _PAGE = 5.0, 60.0, 100
+
+
+class Answers:
+    """Answers to a call, in ``came``: parts, if its handler sends any, then ``result``. ``run``: the number of the
+    execution that sent the last part; when it grows, the handler began anew: it had failed, or its process had ended.
+    ``per_part``: the time-out is for the next part, not for the result."""
+
+    def __init__(self, timeout_s: float, came: queue.SimpleQueue[Any] | asyncio.Queue[Any]) -> None:
+        if not timeout_s > 0:  # nan, too
+            raise ValueError(f"timeout_s must be a number of seconds above 0 (it is {timeout_s})")
+        self.came: Any = came
+        self.producer: object = None
+        self.loop = asyncio.get_running_loop() if isinstance(came, asyncio.Queue) else None
+        self.per_part = True
+        self.result: Any = None
+        self.run = 0
+        self.id = ""
+        self._timeout_s, self._until_s = timeout_s, now_s() + timeout_s
+        self._at: tuple[int, ...] = ()
+        self._is_over = False
+
+    def __iter__(self) -> Answers:
+        return self
+
+    def __next__(self) -> Any:
+        self._until_s = now_s() + self._timeout_s if self.per_part else self._until_s
+        while not self._is_over:
+            try:
+                came = self.came.get(timeout=max(0.0, self._until_s - now_s()))
+            except queue.Empty:
+                raise self._late() from None
+            for part in self._part_of(came):
+                return part
+        raise StopIteration
+
+    def __aiter__(self) -> Answers:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._until_s = now_s() + self._timeout_s if self.per_part else self._until_s
+        while not self._is_over:
+            try:
+                async with asyncio.timeout(max(0.0, self._until_s - now_s())):
+                    came = await self.came.get()
+            except TimeoutError:
+                raise self._late() from None
+            for part in self._part_of(came):
+                return part
+        raise StopAsyncIteration
+
+    def _late(self) -> CallTimeout:
+        self._is_over = True
+        return CallTimeout(self.id, self._timeout_s)
+
+    def _part_of(self, came: dict[bytes, bytes] | Exception) -> tuple[Any, ...]:
+        """Return the part in what came, if it is a new one. Raises what ended the call."""
+        self._is_over = isinstance(came, Exception) or b"part" not in came
+        if isinstance(came, Exception):
+            raise came
+        if b"failed" in came:
+            raise Failed(*(came.get(name, b"").decode(errors="replace") for name in (b"failed", b"error", b"id")))
+        value = came[b"bytes"] if b"bytes" in came else orjson.loads(came[b"json"])
+        if self._is_over:
+            self.result = value
+            return ()
+        at = tuple(map(int, came[b"part"].split()))  # fence, attempt, number
+        if at <= self._at:  # it was sent again, because the answer to it was lost
+            return ()
+        self.run += at[:2] != self._at[:2]
+        self._at = at
+        return (value,)
+
+
+class Calls(Service):
+    """The calls of one process that wait, and the thread that reads what comes for them."""
+
+    name = "usher-calls"
+
+    def __init__(self, link: Link, stream: str) -> None:
+        super().__init__()
+        self._link = link
+        self._key = LogKeys(stream).replies(secrets.token_hex(16)).encode()
+        self._numbers = itertools.count(1)
+        self._lock = threading.RLock()  # a producer may be forgotten, and stop this, at any moment
+        # Who has forgotten its call waits no more.
+        self._waiting: WeakValueDictionary[int, Answers] = WeakValueDictionary()
+        self._read: list[bytes] = []  # of the last page: ids, to be deleted
+
+    def begin(self, answers: Answers) -> bytes:
+        """Let ``answers`` wait for what comes to the address that is returned. Called from any thread."""
+        number = next(self._numbers)
+        with self._lock:
+            self._waiting[number] = answers
+            if self.last_turn_s is None:
+                self.start()
+        self.wake()
+        return b"%b %d" % (self._key, number)
+
+    def interrupt(self) -> None:
+        self._tell_all(UsherError("the producer was closed"))
+        if self.alive:  # not in a forked child, whose connection is its parent's
+            self._link.interrupt()
+
+    def run_once(self) -> float:
+        if not self._waiting:
+            return _IDLE_S
+        # From the beginning, since nothing is left of what was read: a stream that was made anew may have lower ids.
+        done: list[tuple[Arg, ...]] = [("XDEL", self._key, *self._read)] if self._read else []
+        read = ("XREAD", "COUNT", _PAGE, "BLOCK", int(1000 * _BLOCK_S), "STREAMS", self._key, ZERO)
+        try:
+            for reply in self._link.pipeline([*done, read], block_s=_BLOCK_S):
+                if isinstance(reply, Exception):
+                    raise reply
+        except CommandRefused as refused:
+            self._tell_all(refused)
+            return _IDLE_S
+        self._read = []
+        for _, entries in reply or ():
+            self._read = [entry_id for entry_id, _ in entries]
+            came = [one for _, flat in entries if (one := pairs(flat)).get(b"call", b"").isdigit()]  # not a stranger's
+            with self._lock:
+                waiting = self._waiting
+                told = [(waiting.get if b"part" in one else waiting.pop)(int(one[b"call"]), None) for one in came]
+            self.tell(zip(told, came, strict=True))
+        return 0.0
+
+    def _tell_all(self, problem: Exception) -> None:
+        with self._lock:
+            everyone = list(self._waiting.values())
+            self._waiting.clear()
+        self.tell((answers, problem) for answers in everyone)
+
+    @staticmethod
+    def tell(told: Iterable[tuple[Answers | None, Any]]) -> None:
+        some = [(answers, came) for answers, came in told if answers is not None]
+        for loop, of_loop in itertools.groupby(some, lambda one: one[0].loop):
+            put = _put if loop is None else partial(loop.call_soon_threadsafe, _put)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                put([*of_loop])
+
+
+def _put(told: list[tuple[Answers, Any]]) -> None:
+    for answers, came in told:
+        answers.came.put_nowait(came)
+
 
 T = TypeVar("T")
 Value = str | bytes | int | float
@@ -124,7 +282,6 @@ class Producer:
         self._ticket_field = ticket_field.encode()
         self._dedup_s = dedup_s
         self._patience_s = patience_s
-        self._rng = random.Random()
         limits_of = heed_limits if isinstance(heed_limits, str) else stream if heed_limits else ""
         self._sign = LimitSign(link, limits_of) if limits_of else None
         self._marks = MarkFields(tenant_field)
@@ -144,13 +301,12 @@ class Producer:
         keys, ticket = Keys(self._stream, self._group), ticket_key(ticket_id)
 
         def ask() -> bool:
-            with self._lock():
-                owner = bytes(self._link.call("HGET", keys.tickets, ticket) or b"").partition(b" ")[0]
-                if b":" not in owner:
-                    return False
-                # Without the inbox its owner has ended; who has the ticket by now does not run what ran then.
-                told = ("order", "interrupt", "ticket", ticket, "id", "")
-                return bool(self._link.call("XADD", keys.inbox(owner.decode()), "NOMKSTREAM", "*", *told))
+            owner = bytes(self._link.call("HGET", keys.tickets, ticket) or b"").partition(b" ")[0]
+            if b":" not in owner:
+                return False
+            # Without the inbox its owner has ended; who has the ticket by now does not run what ran then.
+            told = ("order", "interrupt", "ticket", ticket, "id", "")
+            return bool(self._link.call("XADD", keys.inbox(owner.decode()), "NOMKSTREAM", "*", *told))
 
         return self._patiently(ask, False)  # asked again, it could meet the next run
 
@@ -236,16 +392,11 @@ class Producer:
         with sending(self._stream, len(messages)):
             context = [part.encode() for field in context_fields().items() for part in field]
             prepared = [self._prepared(message, context, due_ms) for message in messages]
-            if self._sign is not None:
-                self._patiently(lambda: self._heed({self._tenant(flat) for _, flat in prepared}), True)
+            if (sign := self._sign) is not None:
+                self._patiently(lambda: sign.check({self._tenant(flat) for _, flat in prepared}), True)
             for batch in _batches(prepared):
                 recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
                 sent += self._patiently(partial(self._add, stream, batch, len(sent)), recognisable)
-
-    def _heed(self, tenants: set[bytes]) -> None:
-        if self._sign is not None:
-            with self._lock():
-                self._sign.check(tenants)
 
     def _tenant(self, flat: list[bytes]) -> bytes:
         if self._marks.tenant == "@stream":
@@ -292,24 +443,19 @@ class Producer:
         failures = 0
         while True:
             try:
-                return call()
+                with self._lock():  # replies come in the order of the commands: one thread at a time waits for its own
+                    return call()
             except (NotNow, ReplyUnknown) as trouble:
                 failures += 1
-                pause_s = backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._rng)
+                pause_s = backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, CHANCE)
                 if (isinstance(trouble, ReplyUnknown) and not recognisable) or now_s() + pause_s > until_s:
                     raise
                 time.sleep(pause_s)
 
-    def _add(self, stream: str, batch: Sequence[Prepared], before: int) -> list[Sent]:
-        """Add a batch to the stream, or to its delayed messages. Replies come in the order of the commands, so one
-        thread at a time waits for its own."""
-        with self._lock():
-            return self._added(stream, batch, before)
-
     def _lock(self) -> threading.Lock:
         return self._locks.get(os.getpid()) or self._locks.setdefault(os.getpid(), threading.Lock())
 
-    def _added(self, stream: str, batch: Sequence[Prepared], before: int) -> list[Sent]:
+    def _add(self, stream: str, batch: Sequence[Prepared], before: int) -> list[Sent]:
         is_limited = self._ticket_limit and stream == self._stream
         if not (self._dedup_s or is_limited):
             ids = self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import NotNow, OwnershipLost, RedisTrouble, ReplyUnknown, ServerChanged
 from usher.common.base.log import event
+from usher.common.observability.metrics import LONG_US, DurationHistogram
 from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.run_log import DONE, FAILURES, RETRY_LATER, Ran, encode, encode_kept
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import HandOver
-from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.common.runtime.service import Service
 from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.execution.outages import Outages

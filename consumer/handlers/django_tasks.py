@@ -118,7 +118,7 @@ class TaskBackend(BaseTaskBackend):
         data = {"args": result.args, "kwargs": result.kwargs}
         object.__setattr__(result, "enqueued_at", timezone.now())
         if outbox := self.options.get("outbox"):
-            from usher.common.outbox.writer import write_to_outbox  # needs SQLAlchemy, an extra
+            from usher.common.outbox.store import write_to_outbox  # needs SQLAlchemy, an extra
 
             write_to_outbox(
                 connections[outbox],

@@ -134,9 +134,8 @@ class OwnerScripts:
         keys = self._keys
         script_keys = [keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.errors]
         script_keys.append(keys.letters)
-        replies = self._scripts.try_each(
-            "dead_letter", script_keys, [(keys.group, self._incarnation, *letter) for letter in letters]
-        )
+        each = [(script_keys, (keys.group, self._incarnation, *letter)) for letter in letters]
+        replies = self._scripts.try_each("dead_letter", each)
         return [
             self._lost() if reply == b"LOST" else reply if isinstance(reply, Exception) else Buried(reply)
             for reply in replies

@@ -31,9 +31,16 @@ from typing import Any, TypeVar, cast
 from usher.common.base.callables import unawaitable_reason, unfinished_kind
 from usher.common.base.log import event
 from usher.common.runtime.fork_guard import ForkGuard
-from usher.common.sql.alchemy import sa
-from usher.common.sql.engine import postgres_args
-from usher.common.sql.errors import CANCELED, PassingCause, driver_message, is_autocommit, passing, sqlstate
+from usher.common.sql.alchemy import (
+    CANCELED,
+    PassingCause,
+    driver_message,
+    is_autocommit,
+    passing,
+    postgres_args,
+    sa,
+    sqlstate,
+)
 from usher.consumer.sinks.outcomes import (
     Duplicate,
     Marked,

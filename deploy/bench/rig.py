@@ -1,5 +1,6 @@
-"""The system under measurement: its own Redis, one master, some consumers, all as real processes that end with the
-rig."""
+"""``usher bench``: throughput and latency of this machine, each against a yardstick of the same run. The system under
+measurement has its own Redis, one master, some consumers, all as real processes that end with the rig; a measurement
+returns a plain document."""
 
 from __future__ import annotations
 
@@ -8,25 +9,36 @@ import itertools
 import os
 import platform
 import random
+import signal
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+from urllib.request import urlopen
 
+import click
+import orjson
 import psutil
+from rich.console import Console
+from rich.table import Column, Table
 
+from usher.common.base.durations import Number, option
 from usher.common.base.errors import UsherError
 from usher.common.base.text import info_lines
 from usher.common.cli.masters import living_consumers
 from usher.common.doctor.judgements import version_text
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import parse
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, free_port
 from usher.common.redis.replies import TicketStream
 from usher.common.runtime.own_command import usher_command
+from usher.deploy.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, WARM, read_waits
 
 
 def facts(redis_version: str) -> dict[str, Any]:
@@ -91,10 +103,11 @@ def zipf_tickets(count: int, tickets: int, seed: int) -> list[bytes]:
 class Rig:
     """The system under measurement, as a context: its methods start processes, the exit ends them."""
 
-    def __init__(self, folder: Path, durable: bool, environ: Mapping[str, str], streams: str = STREAM) -> None:
-        self.folder = folder
+    def __init__(self, durable: bool, environ: Mapping[str, str], streams: str = STREAM) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="usher-bench-", ignore_cleanup_errors=True)
+        self.folder = Path(self._temporary.name)
         self.environ = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
-        self._redis = EmbeddedRedis(folder, durable=durable)
+        self._redis = EmbeddedRedis(self.folder, durable=durable)
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
         self._urls: list[str] = []
         self._streams = streams
@@ -111,6 +124,7 @@ class Rig:
         self.end_programs()
         self.link.close()
         self._redis.stop()
+        self._temporary.cleanup()
 
     # ---- programs --------------------------------------------------------------------------------
 
@@ -269,3 +283,261 @@ def floor_seconds(rig: Rig, processes: int, count: int) -> float:
     if handled != count:
         raise BenchFailed(f"the floor handled {handled} of {count}")
     return seconds
+
+
+_SEED = 1
+_PATIENCE_S = 300.0
+
+
+def measure_throughput(
+    messages: int,
+    tickets: int,
+    payload: int,
+    consumers: int,
+    no_aof: bool,
+    no_run_log: bool,
+    environ: Mapping[str, str],
+) -> dict[str, Any]:
+    """Run once: the raw floor, then the system, on the same stream of ``messages`` that is there before the clock
+    starts.
+
+    The clock runs from the first entry read to the last one acknowledged (the pending list is empty).
+    """
+    names = zipf_tickets(messages, tickets, _SEED)
+    with Rig(not no_aof, environ) as rig:
+        last_id = rig.fill(names, b"x" * payload)
+        floor_s = floor_seconds(rig, consumers, messages)
+        rig.stream.create_group(b"0-0")
+        run_log = {"USHER_RUN_LOG_LENGTH": "0" if no_run_log else "1000"}
+        rig.start_programs(consumers, "usher.deploy.bench.handlers:noop", run_log)
+        seconds, cpu = seconds_for(rig, last_id)
+        return {
+            "messages": messages,
+            "tickets": tickets,
+            "payload_bytes": payload,
+            "consumers": consumers,
+            "appendonly": not no_aof,
+            "run_log": not no_run_log,
+            "messages_per_second": round(messages / seconds, 1),
+            "floor_per_second": round(messages / floor_s, 1),
+            "ratio": round(floor_s / seconds, 4),
+            "seconds": round(seconds, 3),
+            "cpu_seconds": cpu,
+            "rss_mib": rig.memory(),
+            "redis": rig.redis_version(),
+        }
+
+
+def seconds_for(rig: Rig, last_id: bytes, first: bytes = b"0-0", held: int = 0) -> tuple[float, dict[str, float]]:
+    """Release the programs; return the seconds until all above ``first`` up to ``last_id`` is done, except ``held``,
+    and the CPU seconds that it took."""
+    before = rig.cpu()
+    rig.release()
+    rig.wait_until_begun(first)
+    began = time.monotonic()
+    rig.wait_until_done(last_id, _PATIENCE_S, held)
+    seconds, after = time.monotonic() - began, rig.cpu()
+    if rig.link.call("XLEN", rig.keys.dead):
+        raise BenchFailed("messages became dead letters")
+    return seconds, {name: round(after[name] - before[name], 2) for name in after}
+
+
+def warm_up(rig: Rig, payload: int) -> None:
+    """Send messages that are not measured, until all of them are done: to all consumers, by the same way as the
+    measured ones. Ask each for its health, as a master does a few seconds after the start: that makes its page."""
+    tickets = [b"%s-%d" % (WARM, number % 40) for number in range(200)]
+    rig.wait_until_done(send_on_schedule(rig, tickets, b"x" * payload, 200.0), 60.0)
+    for stored in rig.link.call("HVALS", rig.keys.consumers):
+        urlopen(parse(b"", stored).health_url, timeout=60.0).close()
+
+
+def send_on_schedule(
+    rig: Rig, names: list[bytes], payload: bytes, rate: float, idle: Callable[[float], object] = time.sleep
+) -> bytes:
+    """Send message i at i / rate, however slow the system is; a late message is sent at once, with its due time.
+    ``idle`` is called in between, with the seconds that are left until then."""
+    began_ns = time.time_ns()
+    sent, last = 0, b""
+    while sent < len(names):
+        due = min(len(names), int((time.time_ns() - began_ns) / 1e9 * rate) + 1)
+        if due <= sent:
+            idle(min(0.05, max(0.0, sent / rate - (time.time_ns() - began_ns) / 1e9)))
+            continue
+        commands = [
+            ("XADD", STREAM, "*", "ticket_id", names[at], DUE_FIELD, began_ns + int(at / rate * 1e9), "body", payload)
+            for at in range(sent, due)
+        ]
+        sent, last = due, rig.link.all_of(commands)[-1]
+    return last
+
+
+def measure_latency(
+    rate: float, seconds: float, tickets: int, payload: int, consumers: int, no_aof: bool, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run once: messages on an open-loop schedule; the wait counts from a message's due time to the start of its
+    handler. Then, the system having ended, the same schedule once more to as many bare consumers
+    (``usher.deploy.bench.bare``)."""
+    count = int(rate * seconds)
+    names = zipf_tickets(count, tickets, _SEED)
+    with Rig(not no_aof, environ) as rig:
+        waits_folder, bare_folder = rig.folder / "waits", rig.folder / "bare"
+        waits_folder.mkdir()
+        bare_folder.mkdir()
+        rig.stream.create_group(b"0-0")
+        rig.start_programs(consumers, "usher.deploy.bench.handlers:timed", {FOLDER_VARIABLE: str(waits_folder)})
+        rig.release()
+        warm_up(rig, payload)
+        cpu_before, began = rig.cpu(), time.monotonic()
+        last_id = send_on_schedule(rig, names, b"x" * payload, rate)
+        rig.wait_until_done(last_id, 60.0)
+        took = time.monotonic() - began
+        cpu_after = rig.cpu()
+        rig.end_programs()
+        files = [str(bare_folder / f"b{number}") for number in range(consumers)]
+        with bare_consumers(rig, "$", [(Path(file).name, file) for file in files]):
+            send_on_schedule(rig, names, b"x" * payload, rate)
+            time.sleep(1.0)
+        version = rig.redis_version()
+        waits, bare = _figures(waits_folder, count), _figures(bare_folder, count)
+    return {
+        "messages": count,
+        "rate": rate,
+        "tickets": tickets,
+        "payload_bytes": payload,
+        "consumers": consumers,
+        "appendonly": not no_aof,
+        **waits,
+        **{f"bare_{name}": figure for name, figure in bare.items()},
+        "p50_ratio": round(waits["p50_ms"] / bare["p50_ms"], 2),
+        "p99_ratio": round(waits["p99_ms"] / bare["p99_ms"], 2),
+        "seconds": round(took, 2),
+        "cpu_seconds": {name: round(cpu_after[name] - cpu_before[name], 2) for name in cpu_after},
+        "redis": version,
+    }
+
+
+def _figures(folder: Path, count: int) -> dict[str, float]:
+    waits = sorted(read_waits(folder))
+    if len(waits) < count * 0.9:
+        raise BenchFailed(f"only {len(waits)} of {count} messages were timed")
+    p50, p99, most = (
+        round(wait / 1e6, 3) for wait in (waits[len(waits) // 2], waits[int(len(waits) * 0.99)], waits[-1])
+    )
+    return {"timed": len(waits), "p50_ms": p50, "p99_ms": p99, "max_ms": most}
+
+
+RUNS = option("--runs", "Runs; the headline figures are medians.", click.IntRange(1, 50), 3)
+TICKETS = option("--tickets", "Different tickets (Zipf 1.0, seeded).", click.IntRange(min=1), 10_000)
+PAYLOAD = option("--payload", "Bytes of payload per message.", click.IntRange(min=0), 100)
+CONSUMERS = option("--consumers", "Consumer processes.", click.IntRange(1, 32), 2)
+VOLATILE = option(
+    "--no-aof", "Without append-only file. Default: appendonly yes, appendfsync everysec, as shipped.", is_flag=True
+)
+#: Its commands are those of `python -m benchmarks`, too, which has no option for all.
+JSON = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    hidden=True,
+    callback=lambda ctx, _parameter, value: value or "json" in (ctx.find_root().obj or ()),
+)
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine. Everything runs in a temporary folder with a Redis of its own; nothing that runs already is
+    touched. USHER_REDIS_SERVER=/usr/bin/redis-server has it measured with that one."""
+
+
+@bench.command()
+@option("--messages", "Messages per run.", click.IntRange(min=1000), 200_000)
+@TICKETS
+@PAYLOAD
+@CONSUMERS
+@RUNS
+@VOLATILE
+@option("--no-run-log", "Without the run log, to see what it costs.", is_flag=True)
+@JSON
+def throughput(runs: int, as_json: bool, **asked: Any) -> None:
+    """Measure messages per second with a handler that does nothing, and the raw floor (2 processes, XREADGROUP + XACK,
+    no order) beside it."""
+    headline = ("messages_per_second", "floor_per_second", "ratio")
+    report(lambda: measure_throughput(environ=os.environ, **asked), runs, headline, as_json)
+
+
+@bench.command()
+@option("--rate", "Messages per second.", Number(min=1), 1000.0)
+@option("--seconds", "Length of a run.", Number(min=1), 10.0)
+@TICKETS
+@PAYLOAD
+@CONSUMERS
+@RUNS
+@VOLATILE
+@JSON
+def latency(runs: int, as_json: bool, **asked: Any) -> None:
+    """Measure the time from XADD (when it was due) to the start of the handler, at a fixed rate, and beside it the time
+    to bare consumers (XREADGROUP BLOCK, no order) of the same Redis."""
+    headline = ("p50_ms", "p99_ms", "bare_p50_ms", "bare_p99_ms", "p99_ratio")
+    report(lambda: measure_latency(environ=os.environ, **asked), runs, headline, as_json)
+
+
+@contextlib.contextmanager
+def _leaving_no_program() -> Iterator[None]:
+    """End what was started, also when a signal ends us: it comes at any line, perhaps before somebody has written down
+    what was just started, or within a destructor, where its exception is lost: then the run fails for want of its
+    programs."""
+
+    def kill() -> None:
+        for program in family(os.getpid())[1:]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                program.kill()
+
+    def end(number: int, frame: object) -> None:
+        kill()
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str], as_json: bool) -> None:
+    document: dict[str, Any] = {"machine": facts(""), "runs": []}
+    try:
+        with _leaving_no_program():
+            for number in range(1, count + 1):
+                click.echo(f"usher: run {number} of {count}", err=True)
+                document["runs"].append(run())
+    except BenchFailed as failed:
+        click.echo(f"usher: {failed}", err=True)
+        sys.exit(1)
+    document["machine"]["redis"], *_ = [one.pop("redis") for one in document["runs"]]
+    document |= {name: statistics.median(one[name] for one in document["runs"]) for name in headline}
+    if as_json:
+        click.echo(orjson.dumps(document))
+        return
+    shown = Table(
+        Column("run"), *(Column(name.replace("_", " "), justify="right") for name in headline), Column("CPU seconds")
+    )
+    for number, one in enumerate(document["runs"], 1):
+        shown.add_row(
+            str(number),
+            *(f"{one[name]:,}" for name in headline),
+            "  ".join(f"{who} {spent}" for who, spent in one["cpu_seconds"].items()),
+        )
+    shown.add_row("median", *(f"{document[name]:,}" for name in headline), "", style="bold")
+    print_table(shown, document["machine"])
+
+
+def print_table(shown: Table, facts: dict[str, Any]) -> None:
+    console = Console()
+    console.print(shown)
+    console.print(
+        f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, {facts['redis']}", highlight=False
+    )

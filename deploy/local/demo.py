@@ -5,25 +5,26 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Column, Table
 
-from usher.common.base.durations import Number
+from usher.common.base.durations import Number, option
 from usher.common.base.errors import GroupMissing, StartRefused, UsherError
 from usher.common.base.text import json_line
 from usher.common.cli.progress import progress
-from usher.common.cli.send import Sender, paced
+from usher.common.cli.send import CsvSource, Sender, incidents, paced
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import free_port
@@ -31,11 +32,16 @@ from usher.common.redis.replies import TicketStream
 from usher.common.runtime.settings import load, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.common.sending.producer import Outgoing
-from usher.common.sending.workload import CsvSource, incidents
-from usher.deploy.demo.handlers import FOLDER_VARIABLE, SUFFIX, WORK_VARIABLE, count_ended, executions
-from usher.deploy.demo.verdict import DemoVerdict, judge
-from usher.deploy.local.plan import LocalSettings, plan, start, watch
-from usher.deploy.local.supervision import Supervision
+from usher.deploy.demo.handlers import (
+    FOLDER_VARIABLE,
+    SUFFIX,
+    WORK_VARIABLE,
+    DemoVerdict,
+    count_ended,
+    executions,
+    judge,
+)
+from usher.deploy.local.up import LocalSettings, Supervision, plan
 
 _HANDLER = "usher.deploy.demo.handlers:record"
 _MASTERS = 2
@@ -43,42 +49,24 @@ _MASTERS = 2
 _WATCH_EVERY_S = 1.0
 
 
-@click.command(
-    help=(
-        "Start Redis, masters and consumers in a temporary folder, send a workload, and check what happened to every"
-        " message. Settings from the environment are not used, and no running Usher or Redis is touched."
-    )
-)
-@click.option(
-    "--csv",
-    "csv_path",
+@click.command()
+@option(
+    "--csv csv_path",
+    "Send the rows of a CSV file (.gz too, - for standard input) instead of a made-up workload.",
     metavar="FILE",
-    help="Send the rows of a CSV file (.gz too, - for standard input) instead of a made-up workload.",
 )
-@click.option("--key", metavar="COLUMN", help="Column of the CSV that names the ticket.")
-@click.option("--messages", type=click.IntRange(min=1), help="How many messages. [default: 20000, or the whole CSV]")
-@click.option(
-    "--tickets",
-    type=click.IntRange(min=1),
-    default=2000,
-    show_default=True,
-    help="Different tickets of the made-up workload (Zipf).",
-)
-@click.option("--consumers", type=click.IntRange(1, 32), default=3, show_default=True, help="Number of consumers.")
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same workload.")
-@click.option(
-    "--work-ms",
-    type=Number(min=0),
-    default=1.0,
-    show_default=True,
-    help="Milliseconds that the handler works on a message.",
-)
-@click.option(
+@option("--key", "Column of the CSV that names the ticket.", metavar="COLUMN")
+@option("--messages", "How many messages. [default: 20000, or the whole CSV]", click.IntRange(min=1))
+@option("--tickets", "Different tickets of the made-up workload (Zipf).", click.IntRange(min=1), 2000)
+@option("--consumers", "Number of consumers.", click.IntRange(1, 32), 3)
+@option("--seed", "The same seed gives the same workload.", int, 1)
+@option("--work-ms", "Milliseconds that the handler works on a message.", Number(min=0), 1.0)
+@option(
     "--kill",
+    "Half-way, kill -9 one consumer's process; repeats are then allowed, losses and disorder are not.",
     is_flag=True,
-    help="Half-way, kill -9 one consumer's process; repeats are then allowed, losses and disorder are not.",
 )
-@click.option("--keep", is_flag=True, help="Keep the temporary folder with logs and records.")
+@option("--keep", "Keep the temporary folder with logs and records.", is_flag=True)
 @takes_json
 def demo(
     csv_path: str | None,
@@ -90,6 +78,8 @@ def demo(
     work_ms: float,
     **flags: bool,
 ) -> None:
+    """Start Redis, masters and consumers in a temporary folder, send a workload, and check what happened to every
+    message. Settings from the environment are not used, and no running Usher or Redis is touched."""
     if (csv_path is None) != (key is None):
         raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
     with _temporary_folder(flags["keep"]) as folder:
@@ -103,8 +93,8 @@ def demo(
             StopRequest() as stop,
         ):
             try:
-                given = itertools.islice(rows, count)
-                verdict, killed = _run(folder, given, count, consumers, work_ms, flags["kill"], stop)
+                flow = Flow(folder, count, consumers, work_ms, flags["kill"], stop)
+                verdict = flow.run(itertools.islice(rows, count))
             except (StopAsked, UsherError, CommandRefused) as problem:
                 if stop.asked:  # any other problem is a consequence of the stop
                     click.echo("usher: demo stopped", err=True)
@@ -116,7 +106,7 @@ def demo(
     if flags["as_json"]:
         click.echo(json_line(verdict.document()))
     else:
-        _print_demo_verdict(verdict, killed)
+        _print_demo_verdict(verdict, flow.killed)
     sys.exit(0 if verdict.clean else 1)
 
 
@@ -146,114 +136,82 @@ def _readable(folder: Path, csv_path: str, key: str, most: int | None) -> tuple[
     return csv_path, count
 
 
-def _run(
-    folder: Path,
-    messages: Iterable[Outgoing],
-    count: int,
-    consumers: int,
-    work_ms: float,
-    kill: bool,
-    stop: StopRequest,
-) -> tuple[DemoVerdict, str]:
-    records = folder / "records"
-    records.mkdir()
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
-    port = free_port(_MASTERS)
-    asked = {"state_dir": folder, "consumers": consumers, "masters": _MASTERS, "port": port, "handler": _HANDLER}
-    settings = load(LocalSettings, {}, asked)
-    made = plan(settings, {**clean, FOLDER_VARIABLE: str(records), WORK_VARIABLE: str(work_ms)})
-    running = Supervision(folder, made.environ, made.settings.stop_seconds)
-
-    watched_s = time.monotonic()
-
-    def check() -> None:
-        nonlocal watched_s
-        stop.check()
-        if time.monotonic() - watched_s >= _WATCH_EVERY_S:
-            watch(running, redis_is_ours=True)
-            watched_s = time.monotonic()
-
-    with progress() as show:
-        try:
-            stop.check()
-            running.start()
-            start(made, running, stop.check, _say)
-            _say(f"watch it at {settings.urls[0]}/ while it lasts")
-            _say(f"sending {count:,} messages")
-            with contextlib.closing(Link(made.redis_url, "usher:demo")) as link:
-                flow = Flow(
-                    link,
-                    Keys(settings.work_stream, settings.group),
-                    settings.ticket_field,
-                    records,
-                    lambda sent, handled: show(f"{sent:,} sent", handled, count),
-                    check,
-                    count // 2 if kill else None,
-                )
-                verdict = flow.run(messages)
-        finally:
-            _say("stopping")
-            running.stop(lambda: stop.insists)
-    return verdict, flow.killed
-
-
 #: Seconds without a handled message after which the run ends.
 PATIENCE_S = 60.0
 _POLL_S = 0.1
 
 
-@dataclass
 class Flow:
-    """A demo run. ``progress`` gets (sent, ended executions); ``check`` is called all the time and may raise.
+    """A demo run in ``folder``. ``kills``: half-way, kill -9 the process of one consumer."""
 
-    ``kill_at``: after this many messages, kill -9 the process of one consumer; None: never.
-    """
-
-    link: Link
-    keys: Keys
-    ticket_field: str
-    records: Path
-    progress: Callable[[int, int], object]
-    check: Callable[[], None]
-    kill_at: int | None = None
-    sent: list[tuple[str, str]] = field(default_factory=list)
-    killed_ns: dict[int, int] = field(default_factory=dict)
-    killed: str = ""
-    _ended: int = 0
-    _looked_s: float = 0.0
+    def __init__(
+        self, folder: Path, count: int, consumers: int, work_ms: float, kills: bool, stop: StopRequest
+    ) -> None:
+        self._records = folder / "records"
+        self._records.mkdir()
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
+        clean |= {FOLDER_VARIABLE: str(self._records), WORK_VARIABLE: str(work_ms)}
+        asked: dict[str, Any] = {"state_dir": folder, "consumers": consumers, "masters": _MASTERS}
+        asked |= {"port": free_port(_MASTERS), "handler": _HANDLER}
+        self._plan, self._count, self._stop = plan(load(LocalSettings, {}, asked), clean), count, stop
+        self._running = Supervision(self._plan)
+        self._kill_at = count // 2 if kills else math.inf
+        self._sent: list[tuple[str, str]] = []
+        self._killed_ns: dict[int, int] = {}
+        self.killed = ""
+        self._ended = 0
+        self._looked_s = self._watched_s = 0.0
 
     def run(self, messages: Iterable[Outgoing]) -> DemoVerdict:
+        settings = self._plan.settings
+        keys = Keys(settings.work_stream, settings.group)
+        with progress() as self._show:
+            try:
+                self._stop.check()
+                self._running.start()
+                self._running.start_all(self._stop.check, _say)
+                _say(f"watch it at {settings.urls[0]}/ while it lasts")
+                _say(f"sending {self._count:,} messages")
+                with contextlib.closing(Link(self._plan.redis_url, "usher:demo")) as link:
+                    return self._verdict(link, keys, Sender(link, keys.stream, settings.ticket_field), messages)
+            finally:
+                _say("stopping")
+                self._running.stop(lambda: self._stop.insists)
+
+    def _verdict(self, link: Link, keys: Keys, sender: Sender, messages: Iterable[Outgoing]) -> DemoVerdict:
         began_ns = time.monotonic_ns()
-        sender = Sender(self.link, self.keys.stream, self.ticket_field)
         for batch in paced(messages):
             ids = sender.send(batch)
-            self.sent += [(stream_id, str(message.ticket_id)) for stream_id, message in zip(ids, batch, strict=True)]
+            self._sent += [(one, str(message.ticket_id)) for one, message in zip(ids, batch, strict=True)]
             self._look()
-        unacknowledged = self._wait()
-        found = executions(self.records)
+        unacknowledged = self._wait(TicketStream(link, keys))
+        found = executions(self._records)
         last_ns = max((run.end_ns for run in found if run.end_ns is not None), default=began_ns)
         return judge(
-            self.sent,
+            self._sent,
             found,
             seconds=(last_ns - began_ns) / 1e9,
-            dead=self._dead_letters(),
-            killed_ns=self.killed_ns,
+            dead=_dead_letters(link, keys, len(self._sent) + 1),
+            killed_ns=self._killed_ns,
             unacknowledged=unacknowledged,
         )
 
     def _look(self) -> None:
-        self.check()
+        self._stop.check()
+        if time.monotonic() - self._watched_s >= _WATCH_EVERY_S:
+            self._running.watch()
+            self._watched_s = time.monotonic()
         if time.monotonic() - self._looked_s < _POLL_S:
             return
-        self._looked_s, self._ended = time.monotonic(), count_ended(self.records)
-        self.progress(len(self.sent), self._ended)
-        if self.kill_at is not None and self._ended >= self.kill_at:
+        self._looked_s, self._ended = time.monotonic(), count_ended(self._records)
+        self._show(f"{len(self._sent):,} sent", self._ended, self._count)
+        if self._ended >= self._kill_at:
             self._kill_one()
 
-    def _wait(self) -> int:
+    def _wait(self, group: TicketStream) -> int:
         """Wait until all is acknowledged, or nothing was handled for a while. Return the number of entries that are
         still pending in the group; all of them if there is no group to ask."""
-        group, moved_s, seen = TicketStream(self.link, self.keys), time.monotonic(), -1
+        moved_s, seen = time.monotonic(), -1
         while True:
             self._look()
             if self._ended != seen:
@@ -261,29 +219,28 @@ class Flow:
             try:
                 facts = group.group_facts()
             except GroupMissing:
-                return len(self.sent)
-            is_read = facts[b"last-delivered-id"].decode() == self.sent[-1][0]
+                return len(self._sent)
+            is_read = facts[b"last-delivered-id"].decode() == self._sent[-1][0]
             if (is_read and not facts[b"pending"]) or time.monotonic() - moved_s > PATIENCE_S:
                 return int(facts[b"pending"])
             time.sleep(_POLL_S)
 
-    def _dead_letters(self) -> dict[str, str]:
-        dead = {}
-        for letter_id, fields in self.link.call("XRANGE", self.keys.dead, "-", "+", "COUNT", len(self.sent) + 1):
-            named = dict(zip(fields[::2], fields[1::2], strict=False))
-            told = (
-                named.get(b"usher-" + name, b"").decode(errors="replace") for name in (b"reason", b"error", b"owner")
-            )
-            dead[named.get(b"usher-id", letter_id).decode()] = " ".join(filter(None, told))
-        return dead
-
     def _kill_one(self) -> None:
-        self.kill_at = None
-        last = max(self.records.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        self._kill_at = math.inf
+        last = max(self._records.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         self.killed, _, pid = last.name.removesuffix(SUFFIX).rpartition(".")
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
-            self.killed_ns[int(pid)] = time.monotonic_ns()
+            self._killed_ns[int(pid)] = time.monotonic_ns()
+
+
+def _dead_letters(link: Link, keys: Keys, most: int) -> dict[str, str]:
+    dead = {}
+    for letter_id, fields in link.call("XRANGE", keys.dead, "-", "+", "COUNT", most):
+        named = dict(zip(fields[::2], fields[1::2], strict=False))
+        told = (named.get(b"usher-" + name, b"").decode(errors="replace") for name in (b"reason", b"error", b"owner"))
+        dead[named.get(b"usher-id", letter_id).decode()] = " ".join(filter(None, told))
+    return dead
 
 
 def _say(what: str) -> None:

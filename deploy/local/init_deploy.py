@@ -24,14 +24,15 @@ import click
 import jinja2
 import psutil
 
+from usher.common.base.durations import option
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.http.credentials import Role, line_of
 from usher.common.redis.acl import USERS, acl_file
-from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, has_selectors
+from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, version_below_7
 from usher.common.runtime.memory import memory_of_machine
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load
-from usher.deploy.local.plan import EXAMPLE_HANDLER, LocalSettings, can_prove, problems_of_programs
+from usher.deploy.local.up import EXAMPLE_HANDLER, LocalSettings, can_prove, problems_of_programs
 
 DEPLOY = Path(__file__).resolve().parents[1]
 ROLES = ("redis", "master", "consumer")
@@ -165,7 +166,7 @@ class Host:
         sources = settings.sources
         fed = () if sources is None else (*sources.names, *sources.patterns)
         passwords = {user: _password(self.settings[variable]) for user, variable in _REDIS_URLS.items()}
-        selectors = has_selectors(Path(self.settings[SERVER_VARIABLE]))
+        selectors = version_below_7(Path(self.settings[SERVER_VARIABLE])) is None
         return acl_file(settings.work_stream, settings.group, fed, passwords, selectors=selectors)
 
 
@@ -179,24 +180,13 @@ class Host:
     default=(_ALL,),
     help="What runs here; may be given twice. [all]",
 )
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    help="Address of this host, at which its programs listen and others reach them.",
-)
-@click.option("--consumers", type=click.IntRange(1, 200), default=2, show_default=True, help="Consumers on this host.")
-@click.option(
-    "--handler",
-    envvar="USHER_HANDLER",
-    default=EXAMPLE_HANDLER,
-    show_default=True,
-    help="What they run, as module:function.",
-)
-@click.option(
+@option("--host", "Address of this host, at which its programs listen and others reach them.", default="127.0.0.1")
+@option("--consumers", "Consumers on this host.", click.IntRange(1, 200), 2)
+@option("--handler", "What they run, as module:function.", default=EXAMPLE_HANDLER, envvar="USHER_HANDLER")
+@option(
     "--force",
+    "Overwrite files that are there, with what usher.env says in the environment. state/ is never touched.",
     is_flag=True,
-    help="Overwrite files that are there, with what usher.env says in the environment. state/ is never touched.",
 )
 def init_deploy(folder: Path, roles: tuple[str, ...], host: str, consumers: int, handler: str, force: bool) -> None:
     made = plan(folder.absolute(), roles, host, consumers, handler, os.environ)

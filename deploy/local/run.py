@@ -154,16 +154,13 @@ class RunProgram:
         self.master.stop()
 
 
-@click.command(
-    help=(
-        "Run a handler, here and now: this process handles messages, and leads if no other does. Start as many as you"
-        " like, on any machine with the same Redis; kill any. Without --redis-url they share an embedded one on this"
-        " machine. HANDLER: module:function, or a module with a function `handle`. Ctrl-C drains."
-    )
-)
+@click.command()
 @click.argument("spec", metavar="[HANDLER]", required=False)
 @options(RunSettings)
 def run(flags: dict[str, Any], spec: str | None) -> None:
+    """Run a handler, here and now: this process handles messages, and leads if no other does. Start as many as you
+    like, on any machine with the same Redis; kill any. Without --redis-url they share an embedded one on this machine.
+    HANDLER: module:function, or a module with a function `handle`. Ctrl-C drains."""
     if spec and flags["handler"]:
         raise click.UsageError("HANDLER and --handler say the same: give one of them")
     named = {"handler": spec if ":" in spec else f"{spec}:handle"} if spec else {}

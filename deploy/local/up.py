@@ -1,36 +1,518 @@
-"""``usher up``: run Redis, masters and consumers on this machine under supervisord, in the foreground."""
+"""Run everything on this machine: plan what to run, check it, run supervisord as a child process, start its programs in
+order, wait until all is well, and leave nothing behind; and ``usher up``, which does so in the foreground.
+
+supervisord gets a session of its own and its programs stay in that session, each in a process group of its own. So a
+Ctrl-C at the terminal reaches only us, and whatever happens to supervisord, "all processes of that session" is the
+exact list of processes left to end. On Linux the kernel tells supervisord to stop when we are killed outright.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import http.client
 import os
 import select
 import shlex
 import signal
+import socket
+import subprocess
 import sys
 import time
+import warnings
+import xmlrpc.client
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
+import psutil
+from pydantic import Field
+from supervisor.supervisord import main as supervisord_main
+from supervisor.xmlrpc import SupervisorTransport
 
-from usher.common.base.errors import StartRefused
+from usher.common.base.clock import wall_ms
+from usher.common.base.durations import option
+from usher.common.base.errors import SettingsError, StartRefused, UsherError
 from usher.common.base.log import redacted
-from usher.common.runtime.settings import options
+from usher.common.base.text import pluralize
+from usher.common.cli.masters import is_well, living_consumers, somebody_leads
+from usher.common.http.serve import check_address
+from usher.common.redis.client import check_reachable
+from usher.common.redis.embedded import free_port, prepare
+from usher.common.redis.locate import LocalInstance, announce_instance, find_local_instance
+from usher.common.runtime.fork_guard import end_with_parent
+from usher.common.runtime.own_command import usher_command
+from usher.common.runtime.settings import CommonSettings, load, name_of, options
+from usher.common.runtime.settings import environment as changed_settings
 from usher.common.runtime.signals import StopAsked, StopRequest
-from usher.deploy.local.plan import (
-    EXAMPLE_HANDLER,
-    LocalSettings,
-    Plan,
-    can_prove,
-    claimed,
-    local_settings,
-    plan,
-    start,
-    watch,
-)
-from usher.deploy.local.supervision import Supervision, SupervisionLost, leftover, longest_stop_s
+
+CONFIGURATION = Path(__file__).resolve().parents[1] / "supervisord.conf"
+_POLL_S, _READY_S = 0.1, 20.0
+_ANSWERS_IN_S = 5.0
+#: Seconds after the consumers' own time to stop: masters and Redis have 20 s each, and supervisord some.
+_OTHERS_STOP_S = 2 * 20 + 5
+_TERM_WAIT_S = 5.0
+#: Amount that is shown of supervisord's output when it did not start.
+_LAST_LINES, _LONGEST_WORDS = 5, 2000
+
+
+class SupervisionLost(UsherError):
+    """supervisord is gone, or a program without which nothing works."""
+
+
+class SupervisionHangs(SupervisionLost):
+    """supervisord lives and does not answer in time; its programs may work all the same."""
+
+
+def environment(
+    base: Mapping[str, str], settings: LocalSettings, state_folder: Path, redis_port: int | None = None
+) -> dict[str, str]:
+    """Return what ``deploy/supervisord.conf`` asks for (see its header), on top of ``base``. ``redis_port`` None: no
+    embedded Redis."""
+    return {
+        **base,
+        "USHER_CONSUMERS_TOKEN": base.get("USHER_API_TOKEN", ""),
+        "USHER_COMMAND": shlex.join(usher_command()),
+        "USHER_STATE_DIR": str(state_folder),
+        "USHER_CONSUMERS": str(settings.consumers),
+        "USHER_MASTERS": str(settings.masters),
+        "USHER_PORT": str(settings.port),
+        "USHER_MASTER_URLS": ",".join(settings.urls),
+        "USHER_STOP_SECONDS": str(settings.stop_seconds),
+        "USHER_CONTROL_SOCKET": str(state_folder / "supervisor.sock"),
+        "USHER_AUTOSTART": "false",
+        "USHER_STREAMER": "false",
+        "USHER_EMBEDDED_REDIS": "false",  # started by Supervision.start_group, so that it is first and alone
+        "USHER_REDIS_PORT": str(redis_port or 0),
+    }
+
+
+class Supervision:
+    """supervisord and its programs, between ``start`` and ``stop``."""
+
+    def __init__(self, made: Plan, locks: Sequence[int] = ()) -> None:
+        """``locks``: descriptors that supervisord holds too, for as long as it lives."""
+        self._plan, self._locks, self._stop_seconds = made, locks, made.settings.stop_seconds
+        self._socket = Path(made.environ["USHER_CONTROL_SOCKET"])
+        self._process: subprocess.Popen[bytes] | None = None
+        self._redis_pid = 0
+        self._logs_before: dict[str, tuple[int, int]] = {}  # inode and size of each log when this run began
+        self.logs = made.state_folder / "logs"
+
+    def start(self) -> None:
+        """Start supervisord and wait until it answers. Raises StartRefused."""
+        self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._logs_before = {
+            path.name: ((file := path.stat()).st_ino, file.st_size) for path in self.logs.glob("*.log")
+        }
+        with (self.logs / "supervisord.out").open("wb") as output:
+            self._process = subprocess.Popen(
+                usher_command("supervisord", str(os.getpid())),
+                env=self._plan.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=self._locks,
+            )
+        deadline_s = time.monotonic() + _READY_S
+        while True:
+            with contextlib.suppress(SupervisionLost):
+                self.states()
+                return
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                said = (self.logs / "supervisord.out").read_text(errors="replace").splitlines()
+                lines = [line for line in said if line.strip() and not line.startswith("For help, use ")]
+                told = "\n".join(lines[-_LAST_LINES:])[-_LONGEST_WORDS:] or "it said nothing"
+                raise StartRefused(f"supervisord did not start: {told}")
+            time.sleep(_POLL_S / 2)
+
+    def start_all(self, check: Callable[[], None], told: Callable[[str], None]) -> None:
+        """Start Redis, masters, consumers and, for an outbox, the streamer, each when the one before is well; return
+        when all are.
+
+        ``check`` is called all the time and may raise; ``told`` gets a text on what is being waited for. Raises
+        StartRefused when a program cannot start.
+        """
+        made, settings = self._plan, self._plan.settings
+        names = [f"consumer-{index + 1}" for index in range(settings.consumers)]
+        up = LocalInstance(made.redis_url, ",".join(settings.urls), os.getpid(), ",".join(names), wall_ms())
+        announce_instance(made.state_folder, up)
+        groups: list[tuple[str, str, Callable[[], str]]] = [
+            ("master", pluralize(settings.masters, "master"), lambda: _first_trouble(settings)),
+            ("consumer", pluralize(settings.consumers, "consumer"), lambda: _missing(set(names), settings)),
+        ]
+        if made.redis_port is not None:
+            groups.insert(0, ("redis", "Redis", lambda: _unreachable(made.redis_url)))
+        if made.environ.get("USHER_OUTBOX_URL"):
+            groups.append(("streamer", "the streamer", lambda: self._not_running("streamer")))
+        for group, words, trouble in groups:
+            told(f"starting {words}")
+            self.start_group(group)
+            self._wait(group, check, trouble, 60.0 + settings.lease_seconds)
+        announce_instance(made.state_folder, replace(up, starting_since_ms=0))
+
+    def _not_running(self, group: str) -> str:
+        states = [one["statename"] for one in self.states(group)]
+        return "" if all(state == "RUNNING" for state in states) else f"{group}: {', '.join(states)}"
+
+    def _wait(self, group: str, check: Callable[[], None], trouble: Callable[[], str], within_s: float) -> None:
+        """Wait until ``trouble`` is empty. Raises StartRefused when a program of the group ended at once (all was
+        checked before, so trying again would only hide why), or when time is over."""
+        deadline_s = time.monotonic() + within_s
+        while problem := trouble():
+            check()
+            states = self.states(group)
+            stuck = [one for one in states if one["statename"] in ("BACKOFF", "FATAL")]  # it may be tried again
+            if stuck or time.monotonic() > deadline_s:
+                names = [one["name"] for one in stuck or states if one["statename"] != "RUNNING"] or [group]
+                late = f"{group} is not well after {within_s:.0f} s ({problem})"
+                told = f"{names[0]} did not start" if stuck else late
+                raise StartRefused(f"{told}; the last lines of its log ({self.logs}):\n{self.last_words(names[0])}")
+            time.sleep(_POLL_S)
+
+    def watch(self) -> None:
+        try:
+            states = self.states("redis")
+        except SupervisionHangs:
+            return  # supervisord is not needed at this moment
+        if self._plan.redis_port is not None and any(one["statename"] == "FATAL" for one in states):
+            raise SupervisionLost(f"Redis does not start any more; its last words:\n{self.last_words('redis')}")
+
+    def start_group(self, group: str) -> None:
+        """Start the programs of a group (redis, master or consumer) without waiting for them. Raises
+        SupervisionLost."""
+        with self._rpc() as supervisor:
+            supervisor.startProcessGroup(group, False)
+
+    def drain_group(self, group: str) -> None:
+        """Let the programs of a group end in order; supervisord starts each again. Raises SupervisionLost."""
+        with self._rpc() as supervisor:
+            supervisor.signalProcessGroup(group, "TERM")
+
+    def states(self, group: str = "") -> list[dict[str, Any]]:
+        """Return what supervisord tells of the programs of a group ("": all): name, statename, pid ... Raises
+        SupervisionLost when it is gone, SupervisionHangs when it takes too long."""
+        with self._rpc() as supervisor:
+            told: list[dict[str, Any]] = supervisor.getAllProcessInfo()
+        self._redis_pid = next((one["pid"] for one in told if one["group"] == "redis"), self._redis_pid)
+        return [one for one in told if group in ("", one["group"])]
+
+    @contextlib.contextmanager
+    def _rpc(self) -> Iterator[Any]:
+        try:
+            with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=_Transport(self._socket)) as proxy:
+                yield proxy.supervisor
+        except (OSError, xmlrpc.client.Error) as trouble:
+            if self._process is None or self._process.poll() is not None:
+                told = f"supervisord has ended unexpectedly; its last words are in {self.logs}"
+                raise SupervisionLost(told) from trouble
+            # BlockingIOError: too many calls wait for it already.
+            kind = SupervisionHangs if isinstance(trouble, (TimeoutError, BlockingIOError)) else SupervisionLost
+            raise kind("supervisord lives but does not answer") from trouble
+
+    def last_words(self, name: str) -> str:
+        path = self.logs / f"{name}.log"
+        try:
+            inode, size = self._logs_before.get(path.name, (0, 0))
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_ino == inode:  # else it was rotated meanwhile
+                    file.seek(size)
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return "it logged nothing"
+        return "\n".join(text.splitlines()[-_LAST_LINES:]) or "it logged nothing"
+
+    def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Drain and end everything: consumers first, then masters, then Redis. May be called twice.
+
+        ``hurry`` is called again and again; once it returns True, the rest is killed at once.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+        # Each of the three groups has its own time to stop; supervisord kills a program that exceeds it.
+        deadline_s = time.monotonic() + self._stop_seconds + _OTHERS_STOP_S
+        while process.poll() is None and time.monotonic() < deadline_s and not hurry():
+            self._knock()
+            time.sleep(_POLL_S)
+        self._end_leftovers(process.pid, hurry)
+        process.kill()
+        process.wait()
+        with contextlib.suppress(OSError):
+            self._socket.unlink()
+        (self.logs.parent / "supervisord.pid").unlink(missing_ok=True)
+
+    def _knock(self) -> None:
+        """Wake supervisord, which looks once a second whether a program has ended, or when called: the next group then
+        need not wait for that second."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as caller:
+            caller.setblocking(False)  # it may hang
+            caller.connect(str(self._socket))
+
+    def _end_leftovers(self, session: int, hurry: Callable[[], bool]) -> None:
+        for keep, wait_s in ((self._redis_pid, self._stop_seconds), (0, _TERM_WAIT_S)):
+            _signal(set(_members(session)) - {keep, session}, signal.SIGTERM)
+            deadline_s = time.monotonic() + wait_s
+            while set(_members(session)) - {keep, session} and time.monotonic() < deadline_s and not hurry():
+                time.sleep(_POLL_S)
+        _signal(_members(session), signal.SIGKILL)
+
+
+class _Transport(SupervisorTransport):
+    """supervisor's own, with a time limit: without one it waits as long as supervisord hangs, and Ctrl-C with it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(serverurl=f"unix://{path}")
+        self._path = str(path)
+        self._get_connection = self._connected
+
+    def _connected(self) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(_ANSWERS_IN_S)
+        connection.sock.connect(self._path)
+        return connection
+
+
+@click.command()
+@click.argument("parent", type=int)
+def supervisord(parent: int) -> None:
+    """Become supervisord; on Linux it gets a SIGTERM when the process ``parent``, which started it, is gone, however
+    that ended."""
+    if sys.platform == "linux":
+        end_with_parent(signal.SIGTERM)
+        if os.getppid() != parent:  # gone before we asked
+            sys.exit(1)
+    warnings.simplefilter("ignore")  # PYTHONWARNINGS=error is for the handlers; supervisord would stop answering
+    supervisord_main(["--silent", "-c", str(CONFIGURATION)])
+
+
+def _members(session: int) -> list[int]:
+    """Return the process ids of a session. Its leader's id is not used again while any member lives, so these are
+    certainly ours."""
+    members = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            # A zombie has ended; its parent has not collected it yet.
+            if os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                members.append(pid)
+    return members
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+#: Seconds that programs need around the drain, in addition to it; more than ``usher.common.http.serve`` takes (8 s).
+AROUND_DRAIN_S = 12
+EXAMPLE_HANDLER = "usher.deploy.demo.handlers:show"
+#: Characters with a meaning in a command line or a value of supervisord, wherever they come from.
+_NOT_IN_A_FOLDER = frozenset('%"\\\n')
+#: A socket's path has 108 bytes on Linux and 104 elsewhere; supervisord binds a temporary name with ".<pid>" after it.
+_LONGEST_FOLDER = 80
+#: Stand-ins for settings that are only known at each program's start, or checked below.
+_ANY = {"handler": "any:handler"}
+
+
+class LocalSettings(CommonSettings):
+    """The settings of `usher up`; every other setting of the programs is taken from the environment."""
+
+    consumers: int = Field(2, ge=1, le=64, description="Number of consumers.")
+    masters: int = Field(2, ge=1, le=8, description="Number of masters: one leads, the others stand by.")
+    port: int = Field(
+        8700, ge=1, le=65_527, description="Port of the first master; the others take the ports after it."
+    )
+    redis_port: int = Field(
+        0,
+        ge=0,
+        le=65_535,
+        description="Port of the embedded Redis. 0: a free one, the same as last time if it is still free.",
+    )
+    handler: str = Field(EXAMPLE_HANDLER, description="The function that handles messages, as module:function.")
+    drain_seconds: float = Field(20.0, ge=0, le=3600, description="At a stop: time for running handlers to finish.")
+
+    @property
+    def stop_seconds(self) -> int:
+        return int(self.drain_seconds) + AROUND_DRAIN_S
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{self.port + index}" for index in range(self.masters)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked plan: nothing in it can be wrong any more, unless another program takes a port meanwhile."""
+
+    settings: LocalSettings
+    state_folder: Path
+    redis_url: str
+    redis_port: int | None  # None: not ours
+    environ: dict[str, str]
+
+
+@contextlib.contextmanager
+def claimed(state_folder: Path) -> Iterator[int]:
+    """Hold the folder; yield the descriptor of its lock, which supervisord is to hold too: its programs drain after
+    `usher up` was killed."""
+    try:
+        state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(state_folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as problem:
+        raise StartRefused(f"USHER_STATE_DIR: {state_folder} cannot be used: {problem}") from problem
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        other = find_local_instance(state_folder)
+        running = f"`usher up` already runs with {state_folder}" + (
+            f" (process {other.pid}, masters {other.master_urls}); stop it" if other else "; wait"
+        )
+        drains = f"{state_folder}: the run before was killed, and its programs still drain; wait"
+        told = running if other or not (state_folder / "up.json").exists() else drains
+        raise StartRefused(f"USHER_STATE_DIR: {told}, or set another folder and --port") from None
+    try:
+        yield descriptor
+    finally:
+        (state_folder / "up.json").unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def local_settings(environ: Mapping[str, str], flags: Mapping[str, Any]) -> LocalSettings:
+    """Return the settings of ``usher up``. Raises SettingsError naming what is wrong with them and with those of its
+    programs, in one message.
+
+    When its own settings are right, those of the programs are checked by ``plan``.
+    """
+    try:
+        return load(LocalSettings, environ, flags)
+    except SettingsError as wrong:
+        raise SettingsError([*dict.fromkeys((*wrong.problems, *problems_of_programs(_of_programs(environ))))]) from None
+
+
+def _of_programs(environ: Mapping[str, str]) -> dict[str, str]:
+    own = {name_of(field) for field in LocalSettings.model_fields} | {"USHER_BIND"}
+    return {name: value for name, value in environ.items() if name not in own}
+
+
+def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[], None] = lambda: None) -> Plan:
+    """Check everything that can be wrong. Raises StartRefused or SettingsError naming the setting; nothing runs yet.
+
+    ``check`` is called while it takes long, and may raise.
+    """
+    folder = settings.state_folder.absolute()
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        raise StartRefused(
+            f"USHER_STATE_DIR: {folder} is too long for the sockets in it; set one of at most {_LONGEST_FOLDER} bytes"
+        )
+    if odd := sorted(_NOT_IN_A_FOLDER & set(str(folder))):
+        raise StartRefused(
+            f"USHER_STATE_DIR: supervisord cannot use a folder with {' '.join(odd)} in its name ({folder}); set"
+            " another one"
+        )
+    for index in range(settings.masters):
+        check_address(f"127.0.0.1:{settings.port + index}", "USHER_PORT")
+    if settings.redis_url:
+        check_reachable(settings.redis_url)
+        redis_url, redis_port = settings.redis_url, None
+    else:
+        redis_port = _redis_port(settings, folder)
+        prepared = prepare(folder, redis_port, server=settings.redis_server)
+        os.close(prepared.lock_fd)  # only a check: the server takes the lock itself
+        redis_url = prepared.url
+    base = _of_programs(environ) | changed_settings(settings)
+    base["USHER_HANDLER"] = settings.handler
+    whole = environment(base, settings, folder, redis_port)
+    check_programs(whole, check)
+    return Plan(settings, folder, redis_url, redis_port, whole)
+
+
+def can_prove() -> bool:
+    return all(find_spec(name) for name in ("pyarrow", "duckdb"))
+
+
+def _redis_port(settings: LocalSettings, folder: Path) -> int:
+    """Return the port that was asked for, else the one of the last time if it is free, else a free one (and remember
+    it)."""
+    masters = range(settings.port, settings.port + settings.masters)
+    if settings.redis_port in masters:
+        raise StartRefused(
+            f"USHER_REDIS_PORT: {settings.redis_port} is a port of the masters too (USHER_PORT and those after it);"
+            " choose another"
+        )
+    if settings.redis_port:
+        check_address(f"127.0.0.1:{settings.redis_port}", "USHER_REDIS_PORT")
+        return settings.redis_port
+    memory = folder / "redis.port"
+    with contextlib.suppress(OSError, ValueError, StartRefused):
+        port = int(memory.read_text("ascii"))
+        check_address(f"127.0.0.1:{port}", "USHER_REDIS_PORT")
+        if port not in masters:
+            return port
+    port = next(port for port in iter(free_port, 0) if port not in masters)
+    memory.write_text(f"{port}\n", "ascii")
+    return port
+
+
+def _unreachable(url: str) -> str:
+    try:
+        check_reachable(url)
+    except StartRefused as trouble:
+        return str(trouble)
+    return ""
+
+
+def _first_trouble(settings: LocalSettings) -> str:
+    urls, token = settings.urls, settings.api_token
+    for url in urls:
+        well, reason = is_well(url, token)
+        if not well:
+            return f"{url}: {reason}"
+    return "" if somebody_leads(urls, token) else "no master leads"
+
+
+def _missing(names: set[str], settings: LocalSettings) -> str:
+    missing = sorted(names - living_consumers(settings.urls, settings.api_token))
+    return f"not registered: {', '.join(missing)}" if missing else ""
+
+
+def problems_of_programs(environ: Mapping[str, str]) -> list[str]:
+    from usher.consumer.settings import ConsumerSettings
+    from usher.master.settings import MasterSettings, StreamerSettings
+
+    problems: list[str] = []
+    for cls in (MasterSettings, StreamerSettings, ConsumerSettings):
+        try:
+            load(cls, environ, _ANY if "consumer_name" in cls.model_fields else None)
+        except SettingsError as wrong:
+            problems += wrong.problems
+    return [*dict.fromkeys(problems)]
+
+
+def check_programs(environ: Mapping[str, str], check: Callable[[], None] = lambda: None) -> None:
+    """Raise SettingsError or HandlerUnusable unless master, consumer and handler can be used with these settings.
+    ``check`` is called all the time and may raise, which ends the check."""
+    from usher.consumer.__main__ import check_handler
+
+    if problems := problems_of_programs(environ):
+        raise SettingsError(problems)
+    if handler := environ.get("USHER_HANDLER", ""):
+        check_handler(handler, check, environ)
+
+
+@click.command()
+def preflight() -> None:
+    check_programs(os.environ)
+
 
 #: Colours of programs, in the order in which they appear; red is left for supervisord's own news.
 _COLOURS = tuple(
@@ -44,12 +526,30 @@ _TURN_BYTES = 256 * 1024
 
 
 class Relay:
-    """The programs' logs; of one that is rotated, its rest too."""
+    """The programs' logs; of one that is rotated, its rest too. Who does not read them holds nothing up, not even a
+    stop: the rest waits in the files."""
 
     def __init__(self, folder: Path, coloured: bool) -> None:
         self._folder = folder
         self._coloured = coloured
         self._read = {path.stem: ((facts := path.stat()).st_ino, facts.st_size) for path in folder.glob("*.log")}
+        self._rest = memoryview(b"")
+
+    def go_on(self, more: str = "") -> None:
+        """Show what the programs have logged, and ``more``, as far as there is room. Raises OSError when nobody can
+        read it any more; a full disk under it stops nothing."""
+        if more or not self._rest:
+            text = "".join(line + "\n" for line in (*self.lines(), *([more] if more else [])))
+            self._rest = memoryview(bytes(self._rest) + text.encode(sys.stdout.encoding, "backslashreplace"))
+        room = select.poll()
+        room.register(sys.stdout, select.POLLOUT)
+        while self._rest and room.poll(1000 * _RELAY_EVERY_S):
+            try:
+                self._rest = self._rest[os.write(sys.stdout.fileno(), self._rest[: select.PIPE_BUF]) :]
+            except OSError as problem:
+                if problem.errno != errno.ENOSPC:
+                    raise
+                self._rest = self._rest[:0]
 
     def lines(self) -> list[str]:
         return [
@@ -107,14 +607,8 @@ _RELAY_EVERY_S = 0.2
 _WATCH_EVERY_S = 1.0
 
 
-@click.command(
-    help=(
-        "Run everything on this machine: an embedded Redis (unless USHER_REDIS_URL is set), masters and consumers."
-        " Ctrl-C drains and stops everything (exit code 130), SIGTERM too (0); asked again, they kill what still runs."
-        " Masters and consumers take their settings from the environment: USHER_MAX_ATTEMPTS=3 usher up."
-    )
-)
-@click.option("--reload", is_flag=True, help="Restart consumers when a .py file here, or below, has changed.")
+@click.command()
+@option("--reload", "Restart consumers when a .py file here, or below, has changed.", is_flag=True)
 @click.option(
     "--proof/--no-proof",
     default=True,
@@ -122,42 +616,40 @@ _WATCH_EVERY_S = 1.0
 )
 @options(LocalSettings)
 def up(flags: dict[str, Any], reload: bool, proof: bool) -> None:
+    """Run everything on this machine: an embedded Redis (unless USHER_REDIS_URL is set), masters and consumers. Ctrl-C
+    drains and stops everything (exit code 130), SIGTERM too (0); asked again, they kill what still runs. Masters and
+    consumers take their settings from the environment: USHER_MAX_ATTEMPTS=3 usher up."""
     settings = local_settings(os.environ, flags)
     if settings.tls_cert is not None:
         raise StartRefused(
             "USHER_TLS_CERT: `usher up` speaks plain HTTP on loopback; unset it, or run `usher master` and `usher"
             " consumer` yourself"
         )
-    with StopRequest() as stop, claimed(settings.state_folder.absolute()):
+    with StopRequest() as stop, claimed(settings.state_folder.absolute()) as lock:
         click.echo("usher: checking settings, ports and handler", err=True)
-        if (pid := leftover(settings.state_folder.absolute())) is not None:
-            raise StartRefused(
-                f"USHER_STATE_DIR: the run before was killed, and its programs still drain (supervisord: {pid}); wait"
-                f" for at most {longest_stop_s(settings.stop_seconds):.0f} s, or set another folder and --port"
-            )
         try:
             made = plan(settings, os.environ, stop.check)
         except (StartRefused, StopAsked):
             if stop.asked:  # the checks ended early because of it
                 sys.exit(_asked_code(stop))
             raise
-        sys.exit(_run(made, stop, reload, proof and can_prove()))
+        sys.exit(_run(made, lock, stop, reload, proof and can_prove()))
 
 
-def _run(made: Plan, stop: StopRequest, reload: bool, proves: bool) -> int:
+def _run(made: Plan, lock: int, stop: StopRequest, reload: bool, proves: bool) -> int:
     """Run everything until asked to stop (``_asked_code``) or until a program is gone for good (1)."""
-    running = Supervision(made.state_folder, made.environ, made.settings.stop_seconds)
+    running = Supervision(made, (lock,))
     running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shown = _Shown(Relay(running.logs, coloured=sys.stdout.isatty() and not made.environ.get("NO_COLOR")))
+    shown = Relay(running.logs, coloured=sys.stdout.isatty() and not made.environ.get("NO_COLOR"))
     code = 0
     try:
         stop.check()
         running.start()
-        start(made, running, stop.check, lambda what: click.echo(f"usher: {what}", err=True))
+        running.start_all(stop.check, lambda what: click.echo(f"usher: {what}", err=True))
         if proves:
             running.start_group("proof")
         shown.go_on(_summary(made))
-        _watch_until_asked(made, running, shown, stop, reload)
+        _watch_until_asked(running, shown, stop, reload)
     except StopAsked:
         pass
     except SupervisionLost as lost:
@@ -175,13 +667,13 @@ def _asked_code(stop: StopRequest) -> int:
     return stop.exit_code if stop.insists or stop.signal == signal.SIGINT else 0
 
 
-def _watch_until_asked(made: Plan, running: Supervision, shown: _Shown, stop: StopRequest, reload: bool) -> None:
+def _watch_until_asked(running: Supervision, shown: Relay, stop: StopRequest, reload: bool) -> None:
     here = Path.cwd()
     watched_s, seen = time.monotonic(), _sources(here) if reload else set()
     while not stop.wait(_RELAY_EVERY_S):
         shown.go_on()
         if time.monotonic() - watched_s >= _WATCH_EVERY_S:
-            watch(running, made.redis_port is not None)
+            running.watch()
             before, seen = seen, _sources(here) if reload else seen
             if changed := sorted({path for path, _ in before ^ seen}):
                 shown.go_on(f"usher: {', '.join(changed[:3])} changed: consumers drain, and start anew")
@@ -189,7 +681,7 @@ def _watch_until_asked(made: Plan, running: Supervision, shown: _Shown, stop: St
             watched_s = time.monotonic()
 
 
-def _stop(running: Supervision, shown: _Shown, stop: StopRequest) -> None:
+def _stop(running: Supervision, shown: Relay, stop: StopRequest) -> None:
     """Drain and end everything while the logs go on, where they still can be seen; asked once more, end it at once."""
 
     def hurry() -> bool:
@@ -203,31 +695,6 @@ def _stop(running: Supervision, shown: _Shown, stop: StopRequest) -> None:
     hurry()
     with contextlib.suppress(OSError):
         click.echo("usher: everything has stopped", err=True)
-
-
-class _Shown:
-    """The output of the logs. Who does not read it holds nothing up, not even a stop: the rest waits in the files."""
-
-    def __init__(self, relay: Relay) -> None:
-        self.relay = relay
-        self._rest = memoryview(b"")
-        self._room = select.poll()
-        self._room.register(sys.stdout, select.POLLOUT)
-
-    def go_on(self, more: str = "") -> None:
-        """Show what the programs have logged, and ``more``, as far as there is room. Raises OSError when nobody can
-        read it any more; a full disk under it stops nothing."""
-        if more or not self._rest:
-            lines = [*self.relay.lines(), *([more] if more else [])]
-            text = "".join(line + "\n" for line in lines).encode(sys.stdout.encoding, "backslashreplace")
-            self._rest = memoryview(bytes(self._rest) + text)
-        while self._rest and self._room.poll(1000 * _RELAY_EVERY_S):
-            try:
-                self._rest = self._rest[os.write(sys.stdout.fileno(), self._rest[: select.PIPE_BUF]) :]
-            except OSError as problem:
-                if problem.errno != errno.ENOSPC:
-                    raise
-                self._rest = self._rest[:0]
 
 
 def _summary(made: Plan) -> str:

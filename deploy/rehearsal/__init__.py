@@ -1,3 +1,1 @@
 """`usher rehearse`: a dry run of a handler on existing messages; it changes nothing."""
-
-from __future__ import annotations

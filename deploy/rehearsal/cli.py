@@ -1,51 +1,578 @@
 """``usher rehearse``: a dry run that calls a handler with existing messages, before they are redriven or the handler is
-deployed; it changes nothing."""
+deployed; it changes nothing. ``usher replay``: messages that are over become new entries of their stream, in order per
+ticket, one of each at a time, and what comes of them is compared.
+
+Messages are dead letters, and entries that are still in the stream. A search for one ticket runs in Redis, newest
+first, a bounded page at a time, and not for ever; the caller is told how far it went.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+import orjson
 from pydantic import Field
 from rich.text import Text
 
-from usher.common.base.clock import wall_ms
-from usher.common.base.durations import Number
-from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.base.backoff import backoff_s
+from usher.common.base.clock import CHANCE, now_s, wall_ms
+from usher.common.base.durations import Number, option
+from usher.common.base.errors import MessageUndecodable, RedisTrouble, ReplyUnknown, StartRefused
 from usher.common.base.text import escape_control, pluralize
 from usher.common.cli.progress import progress
+from usher.common.protocol.attempts import NEVER, Attempts, decode
+from usher.common.protocol.keys import HALTED, MASTER, Keys, uid_key
+from usher.common.protocol.message import REPLAY_OF, REPLY_FIELD, UID_FIELD, check_ticket, first_value, ticket_value
+from usher.common.protocol.registration import name_of
+from usher.common.protocol.run_log import DONE as RAN_WELL
 from usher.common.protocol.run_log import MERGED, RunRecord
-from usher.common.protocol.stream_id import is_id, milliseconds
-from usher.common.redis.client import CommandRefused
+from usher.common.protocol.run_log import decode as decode_runs
+from usher.common.protocol.stream_id import is_id, milliseconds, rank
+from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.replies import group_of, record_or_none
+from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
-from usher.consumer.isolation.process import NOT_RUN, CallResult, HandlerProcess, ProcessSpec
-from usher.deploy.rehearsal.candidates import (
-    DONE,
-    Candidate,
-    Candidates,
-    Rehearsed,
-    Replayed,
-    Wanted,
-    as_replayed,
-    in_order,
-    redrive_command,
-)
-from usher.deploy.rehearsal.replay import Replay
+from usher.consumer.isolation.process import NOT_RUN, CallResult, HandlerProcess, Piece, ProcessSpec
 from usher.master.cli.shared import caller, configured, console, print_json, table, why_option
 from usher.master.cli.status import place
 from usher.master.cli.verbs import asks
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
 from usher.master.operations.dead_letters import DeadLetters
-from usher.master.policy.letters import LetterFilter, also_for
+from usher.master.policy.letters import DeadLetter, LetterFilter, also_for
 from usher.master.verbs.verbs import LetterAsk
 from usher.master.verbs.view import View
+
+#: Reasons of letters whose message no handler was ever given, nor would be if it were redriven.
+_FOR_NOBODY = frozenset({"no_ticket_id", "empty_ticket_id", "ticket_id_too_long", "ticket_id_not_utf8"})
+_NOBODY = "no handler is ever given it ({})"
+DEAD, DONE, HELD, HALT = "dead_letter", "done", "in_processing", "halted"
+WAITING, ENDED, UNKNOWN = "waiting", "ended", "unknown"
+
+
+class Before(NamedTuple):
+    """The fate of a message until now. ``state``: one of the words above; ``told``: details, for people."""
+
+    state: str
+    told: str
+
+
+_DONE = Before(DONE, "done")
+_UNTOLD = Before(UNKNOWN, "over; the run log does not tell how")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A message that can be rehearsed, without its body. ``fence``: the highest one known of it, else 0; ``known``: its
+    attempts, as its next start would find them; ``unfit``: why no handler can be given it, or ""; ``run``: its last
+    execution, as far as it is known."""
+
+    message_id: bytes
+    ticket: bytes
+    before: Before
+    letter: DeadLetter | None = None
+    fence: int = 0
+    known: Attempts = NEVER
+    unfit: str = ""
+    run: RunRecord | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return not self.unfit and self.before.state in (DONE, ENDED, UNKNOWN)
+
+    def with_run(self, run: RunRecord | None) -> Candidate:
+        if run is None:
+            return self
+        ended = Before(ENDED, f"over; {run.outcome.replace('_', ' ')} at its last start")
+        merged = Before(DONE, f"done, merged into the run of {run.into or 'another one'}")
+        before = {RAN_WELL: _DONE, MERGED: merged}.get(run.outcome, ended)
+        return replace(self, before=before, fence=self.fence or run.fence, run=run)
+
+    @property
+    def id(self) -> str:
+        return (self.letter.id if self.letter is not None else self.message_id).decode(errors="replace")
+
+    @property
+    def place(self) -> int:
+        """Return its place in the order of the stream; for the letter of something that never was an entry, the
+        letter's place."""
+        own = self.message_id.decode(errors="replace")
+        return rank(self.message_id) if is_id(own) or self.letter is None else rank(self.letter.id)
+
+    def piece(self, flat: Sequence[bytes]) -> Piece:
+        return Piece(self.ticket, self.message_id, self.fence, (*self.known,), tuple(flat))
+
+
+def of_letter(letter: DeadLetter) -> Candidate:
+    reason = letter.reason.replace("_", " ")
+    why = f"{reason}: {letter.error}" if letter.error else reason
+    before = Before(DEAD, f"{why} (halted)" if letter.policy == "halt" else why)
+    unfit = _NOBODY.format(letter.reason) if letter.reason in _FOR_NOBODY else unfit_of(letter.ticket or None)
+    return Candidate(letter.message_id, letter.ticket, before, letter, letter.fence, NEVER, unfit)
+
+
+def unfit_of(ticket: bytes | None) -> str:
+    """Return why no handler can be given a message of this ticket (None: it has none), or ""."""
+    try:
+        check_ticket(ticket)
+    except MessageUndecodable as why:
+        return _NOBODY.format(why.reason)
+    return ""
+
+
+def in_order(candidates: Iterable[Candidate], most: int | None = None) -> list[Candidate]:
+    """Put candidates in the order of the stream, each message once (its letter says more than its entry); only the
+    newest ``most``."""
+    found: dict[bytes, Candidate] = {}
+    for one in candidates:
+        if one.message_id not in found or found[one.message_id].letter is None:
+            found[one.message_id] = one
+    ordered = sorted(found.values(), key=lambda one: one.place)
+    return ordered if most is None else ordered[-most:]
+
+
+class Rehearsed(NamedTuple):
+    candidate: Candidate
+    now: CallResult
+
+    def document(self) -> dict[str, Any]:
+        one = self.candidate
+        return {
+            "letter_id": None if one.letter is None else one.letter.id.decode(errors="replace"),
+            "message_id": one.message_id.decode(errors="replace"),
+            "ticket_id": _display_ticket(one.ticket),
+            "fence": one.fence,
+            "attempt": one.known.starts + 1,
+            "before": {"state": one.before.state, "told": one.before.told}
+            | ({"reason": one.letter.reason, "error": one.letter.error} if one.letter is not None else {}),
+            "now": asdict(self.now),
+            "taken": self.now.is_taken,
+        }
+
+    def row(self) -> tuple[str, str, str, str, str, str]:
+        one, now = self.candidate, self.now
+        kind = "message" if one.letter is None else "letter"
+        return kind, one.id, _display_ticket(one.ticket), one.before.told[:80], now.told()[:160], f"{now.seconds:.3f}"
+
+
+def _display_ticket(ticket: bytes) -> str:
+    return "" if ticket.startswith(b"\xff") else ticket.decode(errors="replace")
+
+
+# ---- replay ----------------------------------------------------------------------------------------------------------
+
+
+class Wanted(NamedTuple):
+    """Selection of entries to replay: between two ids, both included, of a ticket (None: of all), with these values."""
+
+    first: bytes
+    last: bytes
+    ticket: bytes | None
+    where: tuple[tuple[bytes, bytes], ...]
+
+    def fits(self, flat: Sequence[bytes]) -> bool:
+        """Return True when a message's fields have the values, and it is no copy that a replay added: one that goes on
+        finds those of its first part."""
+        return first_value(flat, REPLAY_OF) is None and all(
+            ticket_value(flat, name) == value for name, value in self.where
+        )
+
+    def told(self) -> str:
+        """Describe the selection, for people.
+
+        >>> Wanted(b"0-0", b"9-0", b"42", ((b"kind", b"ride"),)).told()
+        'ticket 42, kind=ride, from 0-0 to 9-0'
+        """
+        parts = [] if self.ticket is None else [f"ticket {self.ticket.decode(errors='replace')}"]
+        parts += [b"=".join(one).decode(errors="replace") for one in self.where]
+        return ", ".join([*parts, f"from {self.first.decode()} to {self.last.decode()}"])
+
+
+NOT_REPLAYED = "not_replayed"
+
+
+def again(flat: Sequence[bytes], entry_id: bytes, name: str, same_uid: bool) -> tuple[bytes, list[bytes]]:
+    """Return the uid under which a replay knows that it has added a message, and the fields of its new entry. The new
+    entry has that uid, or with ``same_uid`` the original's, by which sinks that have its effect know it.
+
+    >>> again([b"ticket_id", b"42", b"uid", b"order-7"], b"5-1", "fix", False)
+    (b'order-7@fix', [b'ticket_id', b'42', b'uid', b'order-7@fix', b'usher_replay_of', b'5-1'])
+    """
+    former = first_value(flat, UID_FIELD) or entry_id
+    uid = former + b"@" + name.encode()
+    kept = [
+        part
+        for pair in zip(flat[::2], flat[1::2], strict=True)
+        if pair[0] not in (UID_FIELD, REPLAY_OF, REPLY_FIELD)
+        for part in pair
+    ]
+    return uid, [*kept, UID_FIELD, former if same_uid else uid, REPLAY_OF, entry_id]
+
+
+class Replayed(NamedTuple):
+    """A message, its new entry (b"": none), and what came of that."""
+
+    candidate: Candidate
+    new_id: bytes
+    now: Before
+    seconds: float | None = None
+
+    @property
+    def comparison(self) -> str:
+        states = (self.candidate.before.state, self.now.state)
+        if UNKNOWN in states or self.now.state in (WAITING, HELD, NOT_REPLAYED):
+            return "unknown"
+        return "same" if (states[0] == DONE) == (states[1] == DONE) else "differs"
+
+    def document(self) -> dict[str, Any]:
+        one = self.candidate
+        return {
+            "message_id": one.message_id.decode(),
+            "ticket_id": _display_ticket(one.ticket),
+            "before": {"state": one.before.state, "told": one.before.told, "seconds": seconds_of(one.run)},
+            "new_id": self.new_id.decode() or None,
+            "now": {"state": self.now.state, "told": self.now.told, "seconds": self.seconds},
+            "comparison": self.comparison,
+        }
+
+    def row(self) -> tuple[str, ...]:
+        one, seconds = self.candidate, (seconds_of(self.candidate.run), self.seconds)
+        words = (one.before.told[:80], self.now.told[:160])
+        return one.id, _display_ticket(one.ticket), *words, *("" if s is None else f"{s:.3f}" for s in seconds)
+
+
+def seconds_of(run: RunRecord | None) -> float | None:
+    return None if run is None or not run.end_us else (run.end_us - run.start_us) / 1e6
+
+
+def as_replayed(one: Rehearsed) -> Replayed:
+    now = one.now
+    before = _DONE if now.is_taken else Before(NOT_REPLAYED if now.how == NOT_RUN else ENDED, now.told())
+    return Replayed(one.candidate, b"", before, now.seconds)
+
+
+#: Most entries, or records of executions, looked at by one call: about a millisecond of Redis.
+_ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
+#: Entries read with their fields by one call.
+_BODIES_AT_ONCE = 100
+_ALL = 2**62
+#: Longest search, in seconds, of one stream for a ticket; and of the run log.
+_SEARCH_S, _RUNS_S = 60.0, 5.0
+
+
+class Candidates:
+    """Finder of candidates, for one thread. ``on_page`` is called with what is being searched and how much of it has
+    been, and may raise."""
+
+    def __init__(self, link: Link, keys: Keys, ticket_field: str, on_page: Callable[[str, int], None]) -> None:
+        self._link = link
+        self._keys = keys
+        self._field = ticket_field
+        self._scripts = ScriptRunner(link)
+        self._letters = DeadLetters(link, keys)
+        self._on_page = on_page
+        #: What was not searched, as sentences.
+        self.notes: list[str] = []
+        self._kept: dict[bytes, list[bytes]] = {}  # the fields of archived entries
+
+    def letters(self, ids: Sequence[bytes]) -> tuple[list[Candidate], list[bytes]]:
+        found = {one: self._letters.of_message(one) for one in ids}
+        return [of_letter(one) for one in found.values() if one], [one for one in ids if found[one] is None]
+
+    def matching(self, wanted: LetterFilter, most: int) -> list[Candidate]:
+        return in_order(map(of_letter, self._letters.newest(wanted, None, most, _SEARCH_S).letters))
+
+    def messages(self, ids: Sequence[bytes]) -> tuple[list[Candidate], list[bytes]]:
+        """Find the entries of the stream with these ids; those that became dead letters say so; and the ids for which
+        there is none."""
+        bodies = {entry_id: self._entry(entry_id) for entry_id in ids}
+        found = self.states(
+            [(one, ticket_value(flat, self._field.encode())) for one, flat in bodies.items() if flat is not None]
+        )
+        over = [one.message_id for one in found if one.before.state in (ENDED, HALT, UNKNOWN)]
+        letters = {one: self._letters.of_message(one) for one in over}
+        return [of_letter(letter) if (letter := letters.get(one.message_id)) else one for one in found], [
+            one for one, flat in bodies.items() if flat is None
+        ]
+
+    def of_ticket(self, ticket: bytes, most: int) -> list[Candidate]:
+        """Find the newest ``most`` messages of a ticket, in the order of the stream: its entries, and its dead
+        letters."""
+        ids = self._search("entries looked at", self._keys.stream, self._field, ticket, most)
+        letters = list(map(of_letter, self._letters.newest(LetterFilter(ticket), None, most, _SEARCH_S).letters))
+        dead = {one.message_id for one in letters}
+        return in_order([*letters, *self.states([(one, ticket) for one in ids if one not in dead])], most)
+
+    def chosen(
+        self,
+        wanted: Wanted,
+        most: int,
+        archived: Iterable[tuple[bytes, list[bytes]]] | None = None,
+        runs_of: Callable[[list[bytes]], dict[bytes, RunRecord]] | None = None,
+    ) -> list[Candidate]:
+        """Find the entries of the stream that are wanted, in its order; or of an archive, whose run log may know what
+        Redis' no longer does. Raises StartRefused for more than ``most``, and for a search that did not come to its
+        end: a part of them would be another replay."""
+        entries: list[tuple[bytes, bytes | None]] = []
+        span = range(rank(wanted.first), rank(wanted.last) + 1)
+        for entry_id, flat in self._read(wanted, most) if archived is None else archived:
+            ticket = ticket_value(flat, self._field.encode())
+            if rank(entry_id) in span and wanted.ticket in (None, ticket) and wanted.fits(flat):
+                entries.append((entry_id, ticket))
+                if archived is not None:
+                    self._kept[entry_id] = flat
+            self._check_most(entries, most)
+        found = self.states(sorted(entries, key=lambda entry: rank(entry[0])))
+        runs = runs_of([one.message_id for one in found if one.before.state == UNKNOWN]) if runs_of is not None else {}
+        return [one.with_run(runs.get(one.message_id)) for one in found]
+
+    def _read(self, wanted: Wanted, most: int) -> Iterator[tuple[bytes, list[bytes]]]:
+        looked_for = [*([] if wanted.ticket is None else [(self._field.encode(), wanted.ticket)]), *wanted.where]
+        if looked_for:
+            field, value = looked_for[0]
+            enough = most + 1 if len(looked_for) == 1 else _ALL
+            found = self._search(
+                "entries looked at", self._keys.stream, field, value, enough, (wanted.first, wanted.last)
+            )
+            if self.notes:
+                raise StartRefused(f"nothing is replayed: {self.notes[-1]}; give --since")
+            if len(looked_for) == 1:
+                self._check_most(found, most)
+            for one in reversed(found):
+                if (flat := self._entry(one)) is not None:
+                    yield one, flat
+            return
+        start, looked_at = wanted.first, 0
+        while page := self._link.call("XRANGE", self._keys.stream, start, wanted.last, "COUNT", _BODIES_AT_ONCE):
+            yield from page
+            start = b"(" + page[-1][0]
+            looked_at += len(page)
+            self._on_page("entries looked at", looked_at)
+
+    def _check_most(self, found: Sequence[Any], most: int) -> None:
+        if len(found) > most:
+            raise StartRefused(f"more than {most:,} messages are meant: narrow it down, or give --most")
+
+    def body(self, one: Candidate) -> list[bytes] | None:
+        if one.message_id in self._kept:
+            return self._kept[one.message_id]
+        if one.letter is None:
+            return self._entry(one.message_id)
+        found = self._letters.get(one.letter.id)
+        if found is None:
+            return None
+        letter, fields = found
+        return fields if fields and not letter.cut else self._entry(one.message_id)
+
+    # ---- entries -----------------------------------------------------------------------------------------------------
+
+    def _entry(self, entry_id: bytes) -> list[bytes] | None:
+        found = self._link.call("XRANGE", self._keys.stream, entry_id, entry_id)
+        return found[0][1] if found else None
+
+    def _search(
+        self,
+        what: str,
+        key: str,
+        field: str | bytes,
+        value: bytes,
+        most: int,
+        span: tuple[bytes, bytes] = (b"0-0", b"+"),
+    ) -> list[bytes]:
+        found: list[bytes] = []
+        floor, start, looked_at, ends_s = rank(span[0]), span[1].decode(), 0, now_s() + _SEARCH_S
+        while True:
+            args = ("XREVRANGE", start, "-", _ENTRIES_AT_ONCE, field, value)
+            count, last, some, is_all = self._scripts.run("find_entries", (key,), args)
+            found += (one for one in some if rank(one) >= floor)
+            looked_at += count
+            self._on_page(what, looked_at)
+            if is_all or len(found) >= most or rank(last) < floor:
+                return found[:most]
+            start = f"({last.decode()}"
+            if now_s() > ends_s:
+                self.notes.append(
+                    f"{key} was searched from its end down to {last.decode()}, which took {_SEARCH_S:g} s; older"
+                    " entries were not"
+                )
+                return found
+
+    def states(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[Candidate]:
+        if not entries:
+            return []
+        keys, tickets = self._keys, list(dict.fromkeys(ticket or b"" for _, ticket in entries))
+        stored: list[tuple[Arg, ...]] = [
+            ("XINFO", "GROUPS", keys.stream),
+            ("HMGET", keys.attempts, *(one for one, _ in entries)),
+            ("HMGET", keys.tickets, *tickets),
+            ("GET", keys.taken),
+        ]
+        groups, attempts, values, taken, *pending = self._link.pipeline(
+            [*stored, *(("XPENDING", keys.stream, keys.group, one, one, 1) for one, _ in entries)]
+        )
+        for reply in (attempts, values):
+            if isinstance(reply, Exception):
+                raise reply
+        facts = group_of(groups, keys.group, taken)
+        delivered = -1 if facts is None else rank(facts[b"last-delivered-id"])
+        records = dict(zip(tickets, map(record_or_none, values), strict=True))
+        found, over = [], []
+        for (one, ticket), tries, rows in zip(entries, attempts, pending, strict=True):
+            before = _state(one, None if isinstance(rows, Exception) or not rows else rows[0][1], delivered)
+            record, unfit = records[ticket or b""], unfit_of(ticket)
+            fence = record.fence if record is not None and one in record.ids else 0
+            known = NEVER if tries is None else decode(tries)
+            found.append(Candidate(one, ticket or b"", before or _UNTOLD, None, fence, known, unfit))
+            if before is None and ticket is not None and not unfit:
+                over.append((one, ticket))
+        runs = self._runs_of(over)
+        return [one.with_run(runs.get(one.message_id)) for one in found]
+
+    def _runs_of(self, entries: Iterable[tuple[bytes, bytes]]) -> dict[bytes, RunRecord]:
+        found: dict[bytes, RunRecord] = {}
+        missing: dict[str, set[bytes]] = {}
+        for one, ticket in entries:
+            missing.setdefault(ticket.decode(), set()).add(one)
+        looked_at, ends_s = 0, now_s() + _RUNS_S
+        for text, ids in missing.items():
+            start = "+"
+            while not ids <= found.keys():
+                args = ("XREVRANGE", start, "-", _RUNS_AT_ONCE, "batch", orjson.dumps(text), "part")
+                count, last, records, is_all = self._scripts.run("find_entries", (self._keys.runs,), args)
+                for run in (run for record in records for run in reversed(list(decode_runs(record)))):
+                    if run.id.encode() in ids:
+                        found.setdefault(run.id.encode(), run)
+                looked_at += count
+                self._on_page("records of executions looked at", looked_at)
+                if is_all or now_s() > ends_s:
+                    break
+                start = f"({last.decode()}"
+        return found
+
+
+def _state(entry_id: bytes, owner: bytes | None, delivered: int) -> Before | None:
+    """Return the state of an entry that is not over; None when it is. ``delivered``: rank of the last id that the group
+    was given."""
+    if owner == HALTED:
+        return Before(HALT, "halted: its ticket waits for an operator")
+    if owner == MASTER:
+        return Before(WAITING, "read, and not handed over")
+    if owner is not None:
+        return Before(HELD, f"in processing by {name_of(owner.decode(errors='replace'))}")
+    return Before(WAITING, "not read yet") if rank(entry_id) > delivered else None
+
+
+#: How long Redis remembers that a replay has added a message, in ms: within a day it goes on where it was cut off.
+_KNOWN_MS = 86_400_000
+#: Tickets that a replay has messages of in the stream at a time.
+_AT_ONCE = 100
+#: Seconds between two looks at what became of them: while something ends, and after a while of nothing.
+_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0
+#: Most names and values: more do not fit on Lua's stack.
+_MOST_VALUES = 7000
+_TRIES = 6
+
+
+@dataclass
+class Replay:
+    """A replay, known by its name: who gives the same one again goes on. ``rate``: most messages a second; ``check`` is
+    called at each turn, and may raise; ``done`` is filled as it goes."""
+
+    link: Link
+    keys: Keys
+    finder: Candidates
+    name: str
+    rate: float
+    same_uid: bool
+    check: Callable[[int], object]
+    done: list[Replayed] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._scripts = ScriptRunner(self.link)
+        self._queues: dict[bytes, deque[Candidate]] = {}
+        self._running: dict[bytes, Candidate] = {}  # by the new id
+
+    def run(self, candidates: Sequence[Candidate]) -> None:
+        """Replay these messages, which are in the order of the stream. Raises what ``Link.call`` and ``check`` raise;
+        ``done`` and ``open`` then tell how far it came."""
+        for one in candidates:
+            self._queues.setdefault(one.ticket, deque()).append(one)
+        began_s, added, pause_s = now_s(), 0, _LOOK_S
+        while self._queues or self._running:
+            self.check(len(self.done))
+            allowed = 1 + int((now_s() - began_s) * self.rate) - added
+            most = max(1, int(self.rate * pause_s))  # what a stall kept back does not come at once
+            now_added = self._add(min(allowed, most, _AT_ONCE - len(self._running)))
+            added += now_added
+            pause_s = _LOOK_S if self._look() or now_added else min(2 * pause_s, _LONGEST_LOOK_S)
+            if self._queues or self._running:
+                time.sleep(pause_s)
+
+    def open(self) -> list[Replayed]:
+        left = [one for queue in self._queues.values() for one in queue]
+        return [
+            *(Replayed(one, new_id, Before(WAITING, "added; not over yet")) for new_id, one in self._running.items()),
+            *(Replayed(one, b"", Before(NOT_REPLAYED, "not added")) for one in left),
+        ]
+
+    def _add(self, most: int) -> int:
+        busy, before = {one.ticket for one in self._running.values()}, len(self._running)
+        for ticket in [ticket for ticket in self._queues if ticket not in busy][: max(0, most)]:
+            one = self._queues[ticket][0]
+            flat = self.finder.body(one)
+            if flat is None or len(flat) > _MOST_VALUES:
+                self._stop(ticket, "its fields are gone" if flat is None else "it has too many fields")
+                continue
+            self._running[self._sent(one, flat)] = one
+            self._next(ticket)
+        return len(self._running) - before
+
+    def _sent(self, one: Candidate, flat: list[bytes]) -> bytes:
+        """Add an entry, once, and return its id: Redis knows the uid when an answer is lost, and when this name is
+        given again."""
+        stream, (uid, fields) = self.keys.stream, again(flat, one.message_id, self.name, self.same_uid)
+        for failures in range(1, _TRIES + 1):
+            try:
+                keys = (stream, stream, stream, uid_key(stream, uid))
+                [[new_id, _]], _ = self._scripts.run("send", keys, (_KNOWN_MS, 0, "", 0, len(fields), *fields))
+                return bytes(new_id)
+            except ReplyUnknown:
+                if failures == _TRIES:
+                    raise
+                time.sleep(backoff_s(failures, 0.1, 2.0, CHANCE))
+        raise AssertionError("not reached")
+
+    def _look(self) -> int:
+        if not self._running:
+            return 0
+        ended = 0
+        for seen in self.finder.states([(new_id, one.ticket) for new_id, one in self._running.items()]):
+            if seen.before.state in (WAITING, HELD):
+                continue
+            one = self._running.pop(seen.message_id)
+            self.done.append(Replayed(one, seen.message_id, seen.before, seconds_of(seen.run)))
+            ended += 1
+            if seen.before.state not in (DONE, UNKNOWN) and one.ticket in self._queues:
+                self._stop(one.ticket, f"behind {one.id}, which was not done")
+        return ended
+
+    def _next(self, ticket: bytes) -> None:
+        self._queues[ticket].popleft()
+        if not self._queues[ticket]:
+            del self._queues[ticket]
+
+    def _stop(self, ticket: bytes, why: str) -> None:
+        self.done += [Replayed(one, b"", Before(NOT_REPLAYED, why)) for one in self._queues.pop(ticket)]
+
 
 _LAST = 100
 _NOTHING_SAID = 2
@@ -92,36 +619,30 @@ def _ids(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> 
 
 @click.command(help=_HELP)
 @click.argument("handler", envvar="USHER_HANDLER")
-@click.option(
-    "--letter",
-    "letter_ids",
+@option(
+    "--letter letter_ids",
+    "This dead letter, or that of the message with this id; repeatable.",
     multiple=True,
     callback=_ids,
     metavar="ID",
-    help="This dead letter, or that of the message with this id; repeatable.",
 )
-@click.option(
-    "--message",
-    "message_ids",
-    multiple=True,
-    callback=_ids,
-    metavar="ID",
-    help="This entry of the (work) stream; repeatable.",
+@option(
+    "--message message_ids", "This entry of the (work) stream; repeatable.", multiple=True, callback=_ids, metavar="ID"
 )
-@click.option(
+@option(
     "--ticket",
+    "All that is there of this ticket; with a filter or --all its letters only. Of several streams: STREAM/ID.",
     metavar="ID",
-    help="All that is there of this ticket; with a filter or --all its letters only. Of several streams: STREAM/ID.",
 )
-@click.option("--all", "everything", is_flag=True, help="All dead letters that the filters let through.")
+@option("--all everything", "All dead letters that the filters let through.", is_flag=True)
 @asks(LetterAsk, _FILTERS)
-@click.option(
+@option(
     "--last",
-    type=click.IntRange(1, 10_000),
+    f"Of a ticket, or of letters that fit, the newest N. [default: {_LAST}]",
+    click.IntRange(1, 10_000),
     metavar="N",
-    help=f"Of a ticket, or of letters that fit, the newest N. [default: {_LAST}]",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@option("--yes", "Do not ask.", is_flag=True)
 @takes_json
 @options(RehearseSettings)
 def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **given: Any) -> None:
@@ -144,7 +665,7 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
                 sys.exit(_NOTHING_SAID)
         done: list[Rehearsed] = []
         code = _rehearse(finder, candidates, at, handler, settings, done)
-    _print_rehearsals(handler, done, len(candidates), redrive_command(done), as_json)
+    _print_rehearsals(handler, done, len(candidates), as_json)
     sys.exit(code)
 
 
@@ -268,7 +789,9 @@ def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallRes
     return process.run(one.piece(body))
 
 
-def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, command: str | None, as_json: bool) -> None:
+def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, as_json: bool) -> None:
+    ids = [one.candidate.letter.id.decode() for one in done if one.now.is_taken and one.candidate.letter is not None]
+    command = " ".join(["usher dead redrive", *ids]) if ids else None
     taken, runs = sum(one.now.is_taken for one in done), [one.candidate.run for one in done]
     merged = sum(run is not None and run.outcome == MERGED for run in runs)
     if as_json:
@@ -317,30 +840,24 @@ _LATEST = b"18446744073709551615"
 
 
 @click.command(help=_REPLAY_HELP)
-@click.option("--ticket", metavar="ID", help="Only messages of this ticket.")
-@click.option("--since", metavar="TIME", help="From here on: an id, a time, or an age such as 2h.")
-@click.option("--until", metavar="TIME", help="Up to here. [default: now]")
-@click.option(
+@option("--ticket", "Only messages of this ticket.", metavar="ID")
+@option("--since", "From here on: an id, a time, or an age such as 2h.", metavar="TIME")
+@option("--until", "Up to here. [default: now]", metavar="TIME")
+@option(
     "--where",
+    "Only those with this value; a field of JSON as payload.kind; repeatable.",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="Only those with this value; a field of JSON as payload.kind; repeatable.",
 )
-@click.option(
-    "--archive",
-    metavar="PLACE",
-    help="Folder, or URL, of an archive to take them from (usher audit archive --bodies).",
-)
-@click.option("--into", metavar="HANDLER", help="Call this handler (module:function) instead; its sinks roll back.")
-@click.option("--rate", type=Number(min=0.1), default=100.0, show_default=True, help="Most messages added per second.")
-@click.option(
-    "--most", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Refuse more than these."
-)
+@option("--archive", "Folder, or URL, of an archive to take them from (usher audit archive --bodies).", metavar="PLACE")
+@option("--into", "Call this handler (module:function) instead; its sinks roll back.", metavar="HANDLER")
+@option("--rate", "Most messages added per second.", Number(min=0.1), 100.0)
+@option("--most", "Refuse more than these.", click.IntRange(1, 100_000), 1000)
 @click.option("--name", default="", metavar="NAME", help="Name of this replay. [default: made of the time]")
-@click.option("--same-uid", is_flag=True, help="With the uids of the originals: sinks that have an effect keep it.")
+@option("--same-uid", "With the uids of the originals: sinks that have an effect keep it.", is_flag=True)
 @why_option("; needed unless nothing is added")
-@click.option("--preview", is_flag=True, help="Only say what would be replayed.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@option("--preview", "Only say what would be replayed.", is_flag=True)
+@option("--yes", "Do not ask.", is_flag=True)
 @takes_json
 @options(RehearseSettings)
 def replay(flags: dict[str, Any], into: str | None, why: str, preview: bool, yes: bool, **given: Any) -> None:

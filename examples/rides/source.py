@@ -9,10 +9,8 @@ from typing import Any
 
 from flask import Flask, Response, jsonify, request
 
-from usher.common.outbox.database import open_engine
 from usher.common.outbox.rows import queries
-from usher.common.outbox.store import OutboxStore
-from usher.common.outbox.writer import write_to_outbox
+from usher.common.outbox.store import OutboxStore, open_engine, write_to_outbox
 from usher.common.sql.alchemy import sa
 
 _TABLES = (

@@ -15,8 +15,7 @@ from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.http.serve import Liveness, url_of
 from usher.common.observability import tracing as telemetry
-from usher.common.observability.metrics import Metrics
-from usher.common.observability.webhook import DeadLetterNotifier
+from usher.common.observability.metrics import DeadLetterNotifier, Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.redis.acl import scripts_for_others
 from usher.common.redis.client import CommandRefused, Link

@@ -3,13 +3,12 @@ stream."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.log import redacted
 from usher.common.doctor.collector import collect, look_at_memory, read_growth
-from usher.common.doctor.judgements import DoctorFinding, describe, examine, promise, worst
+from usher.common.doctor.judgements import DoctorFinding, describe, examine, report
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.sources import SourceSelection
@@ -45,13 +44,7 @@ class SystemDiagnostics:
     def _examine(self) -> dict[str, Any]:
         facts = collect(self._link, self._keys, self._lease_ms, self._sources)
         findings = [*examine(facts), *self._of_master]
-        return {
-            "redis": redacted(self._link.url),
-            "asked_ms": wall_ms(),
-            "verdict": worst(findings).value,
-            "findings": [dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in findings],
-            "promise": [holds._asdict() for holds in promise(facts)],
-        }
+        return {"asked_ms": wall_ms(), **report(redacted(self._link.url), facts, findings)}
 
     def streams(self) -> list[dict[str, Any]]:
         """Return one row for the ticket stream: its readers, what may be cut and why, and whose checkpoints there

@@ -15,8 +15,8 @@ import orjson
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing
+from usher.common.doctor.collector import SourcesReader
 from usher.common.doctor.judgements import INFO_COMMANDS, write_trouble
-from usher.common.doctor.source_status import SourcesReader
 from usher.common.protocol.attempts import NEVER, Attempts, decode
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.last_error import LastError

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import logging
-import random
 import re
 import threading
 import uuid
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from usher.common.base.backoff import backoff_s
-from usher.common.base.clock import now_s
+from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.redis.client import Link
@@ -175,7 +174,6 @@ class Elector(Service):
         self._works = works
         self._for_others = for_others  # steps that are loaded for users that may not send scripts
         self._not_loaded = ""  # why they could not be, as it was logged
-        self._rng = random.Random()
         self._elected_s = -_CALM_S
         self._in_a_row = 0
         self._next_election_s = 0.0
@@ -321,7 +319,7 @@ class Elector(Service):
         self._in_a_row = self._in_a_row + 1 if now - self._elected_s < _CALM_S else 0
         self._elected_s = now
         self._next_election_s = (
-            now + backoff_s(self._in_a_row, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._rng) if self._in_a_row else now
+            now + backoff_s(self._in_a_row, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, CHANCE) if self._in_a_row else now
         )
 
     def on_end(self) -> None:

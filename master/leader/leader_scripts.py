@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, RedisTrouble, ReplyUnknown
 from usher.common.base.log import event
+from usher.common.observability.metrics import LONG_US, DurationHistogram
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
@@ -26,7 +27,6 @@ from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import group_of, pack_entry, pack_part, pack_parts, read_command, redis_ms, span_of
 from usher.common.redis.scripts import ScriptRunner
-from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
 from usher.master.leader.entries import (

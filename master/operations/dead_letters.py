@@ -153,22 +153,22 @@ class DeadLetters:
     def redrive(self, ids: Sequence[bytes]) -> list[StepResult]:
         """Make messages of these letters again, in this order. At most ``AT_ONCE`` letters, which is one script
         call."""
-        return self._call("redrive", ids)
+        return self._act("redrive", ids)
 
     def edit(self, letter_id: bytes, fields: Sequence[bytes]) -> StepResult:
         """Send a message with these fields in place of a letter's, at the end of its ticket."""
-        return self._call("edit", [letter_id], fields)[0]
+        return self._act("edit", [letter_id], fields)[0]
 
     def drop(self, ids: Sequence[bytes]) -> list[StepResult]:
         """Delete these letters; a ticket that waits for one goes on without it. At most ``AT_ONCE`` letters."""
-        return self._call("drop", ids)
+        return self._act("drop", ids)
 
     def change(self, what: str, ids: Sequence[bytes]) -> Iterator[StepResult]:
         step = self.redrive if what == "redrive" else self.drop
         for at in range(0, len(ids), AT_ONCE):
             yield from step(ids[at : at + AT_ONCE])
 
-    def _call(self, step: str, ids: Sequence[bytes], more: Sequence[str | bytes] = ()) -> list[StepResult]:
+    def _act(self, step: str, ids: Sequence[bytes], more: Sequence[str | bytes] = ()) -> list[StepResult]:
         assert len(ids) <= AT_ONCE
         keys = self._keys
         script_keys: list[str] = [keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader]

@@ -138,7 +138,7 @@ class LiveRules:
         if rule.target is Target.TENANT:
             return 0, False
         if rule.target is Target.TICKET:
-            [record] = self._stream.records_of([rule.value.encode("utf-8", "surrogateescape")])
+            record = self._stream.record_of(rule.value.encode("utf-8", "surrogateescape"))
             return (len(record.ids) if record is not None and b":" in record.owner else 0), True
         if rule.target is not Target.PATTERN:
             try:

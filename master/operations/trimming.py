@@ -106,7 +106,7 @@ def cut_each(
     most = dict.fromkeys(floors, at_once)
     while most:
         calls = [cut_call(one, floors[one], count, archived_only, gathered_by) for one, count in most.items()]
-        cut: dict[str, Any] = dict(zip(most, scripts.try_on_each("trim", calls), strict=True))
+        cut: dict[str, Any] = dict(zip(most, scripts.try_each("trim", calls), strict=True))
         for stream, reply in cut.items():
             if isinstance(reply, Exception) and not isinstance(reply, CommandRefused):
                 raise reply

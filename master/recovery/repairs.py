@@ -25,7 +25,7 @@ from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, Span, before, rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import TicketStream, redis_ms
+from usher.common.redis.replies import TicketStream, redis_ms, span_of
 from usher.master.leader.elector import Lead
 from usher.master.leader.entries import PeekedEntry, Rejected, partition_entries
 from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts, LeaderService
@@ -309,7 +309,7 @@ class Takeover:
         was_there = self._ensure_group(memory)
         steps.begin(is_new=not was_there)
         board.waits.learn_time(redis_ms(self._link), now_s())
-        span = stream.span() or Span(None, ZERO)
+        span = span_of(self._link, self._keys.stream) or Span(None, ZERO)
         delivered = stream.last_delivered()
         again, lost = set_back(memory, delivered, span.last_generated) if was_there else (None, None)
         if again or lost:
@@ -343,7 +343,7 @@ class Takeover:
             with contextlib.suppress(GroupMissing):
                 steps.begin()  # no turn of another leader reads from the group that is made now
             saved, taken = stream.saved_position(), self._link.call("GET", keys.taken)
-            position, span = reached(saved, memory), stream.span()
+            position, span = reached(saved, memory), span_of(self._link, keys.stream)
         if position is None:  # there never was one
             stream.create_group(ZERO)
             event(log, "group_created", stream=keys.stream, group=keys.group)

@@ -21,8 +21,7 @@ import orjson
 
 from usher.common.base.errors import GroupMissing, RedisTrouble, ReplyUnknown
 from usher.common.base.log import event
-from usher.common.doctor.collector import look_at_memory
-from usher.common.doctor.source_status import running_masters
+from usher.common.doctor.collector import look_at_memory, running_masters
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.client import CommandRefused, Link
@@ -250,7 +249,7 @@ class SourceServices:
         self._gatherer.poll()
 
     def says(self) -> str:
-        """Return this master's report in the shares, one JSON object; common/doctor/source_status.py reads it."""
+        """Return this master's report in the shares, one JSON object; common/doctor/collector.py reads it."""
         rounds = self._gatherer.rounds
         found = {source: (told.outcome.value.lower(), told.words) for source, told in list(rounds.troubles.items())}
         for trimmer in self._trimmers:

@@ -18,9 +18,8 @@ from usher.common.base.text import pluralize
 from usher.common.http.credentials import check_reach
 from usher.common.outbox.rows import DIALECTS, schema
 from usher.common.redis.locate import check_at_start, resolve_redis_url
-from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.settings import load, options
-from usher.common.runtime.signals import StopRequest
+from usher.common.runtime.signals import StopRequest, look_for_steps
 from usher.master.settings import StreamerSettings
 
 if TYPE_CHECKING:
@@ -98,8 +97,7 @@ def _looked(settings: StreamerSettings, migrate: bool) -> int:
     if not settings.outbox_url:
         raise StartRefused("USHER_OUTBOX_URL is not set: name the database there, or with --outbox-url")
     from usher.common.outbox.store import OutboxStore
-    from usher.common.sql.alchemy import sa
-    from usher.common.sql.errors import driver_message
+    from usher.common.sql.alchemy import driver_message, sa
 
     store = OutboxStore(settings.outbox_url)
     try:

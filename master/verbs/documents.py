@@ -183,7 +183,7 @@ class Audit(TypedDict):
 
 
 class Sources(TypedDict):
-    """The gathered sources. ``sources``: see ``usher.common.doctor.source_status``."""
+    """The gathered sources. ``sources``: see ``usher.common.doctor.collector``."""
 
     sources: dict[str, Any] | None
 

@@ -95,8 +95,7 @@ class TicketOrders:
         return _result(ticket_id, order, planned._replace(refused=refused), "refused")
 
     def _record(self, ticket_id: str) -> TicketRecord | None:
-        [record] = self._stream.records_of([ticket_id.encode("utf-8", "surrogateescape")])
-        return self._stream.in_processing(record)
+        return self._stream.in_processing(self._stream.record_of(ticket_id.encode("utf-8", "surrogateescape")))
 
     def _run(self, order: TicketOrder, ticket_id: str, planned: PlannedOrder, by: By, grace_s: float = 0.0) -> str:
         keys, ticket = self._keys, ticket_id.encode("utf-8", "surrogateescape")

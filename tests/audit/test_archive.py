@@ -16,7 +16,7 @@ import pytest
 from tests.audit.seeding import GROUP, Killed, Seeder, die, kill_at
 from tests.commands import usher
 from usher.common.base.errors import StartRefused
-from usher.common.outbox.database import migrate, open_engine
+from usher.common.outbox.store import migrate, open_engine
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link

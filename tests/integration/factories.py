@@ -222,7 +222,7 @@ class World:
         """Have an owner give tickets back, under the fences that the index has, as often as bodies ask for it. Those that
         were not given back."""
         due_s = None if after_ms is None else now_s() + after_ms / 1000
-        records = dict(zip(parts, self.stream.records_of(list(parts)), strict=True))
+        records = {ticket: self.stream.record_of(ticket) for ticket in parts}
         asked = [
             GiveBack(ticket, record.fence if (record := records[ticket]) else 0, ids, due_s)
             for ticket, ids in parts.items()
@@ -243,7 +243,7 @@ class World:
 
     def record(self, ticket: bytes) -> TicketRecord | None:
         """The record of a ticket, with what is not over."""
-        return self.stream.in_processing(self.stream.records_of([ticket])[0])
+        return self.stream.in_processing(self.stream.record_of(ticket))
 
     def spoil(self, ticket: bytes, value: bytes) -> None:
         """Somebody writes into the index."""
@@ -398,9 +398,7 @@ def turn(
     """A turn of a leader that knows what others have changed, and what the owners of tickets have of them."""
     stream = TicketStream(leader._scripts.link, leader._keys)
     going_on = [part for target in planned.targets for part in target.parts if not part.changes_owner]
-    records = dict(
-        zip((one.ticket for one in going_on), stream.records_of([one.ticket for one in going_on]), strict=True)
-    )
+    records = {one.ticket: stream.record_of(one.ticket) for one in going_on}
     held = {ticket: there.ids for ticket, one in records.items() if (there := stream.in_processing(one)) is not None}
     targets = [
         target._replace(parts=[part._replace(held=part.held or held.get(part.ticket, ())) for part in target.parts])

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from usher.common.protocol.message import EntryView
 from usher.common.redis.client import Arg, Link
-from usher.common.router.desk import RouterOptions
-from usher.common.router.router import Mode, StreamRouter, Subscription
+from usher.common.router.router import Mode, RouterOptions, StreamRouter, Subscription
 
 PATIENCE_S = 30.0
 

@@ -13,12 +13,12 @@ from usher.common.protocol.last_error import NotedError
 def test_what_is_finished_leaves_the_pending_list_and_the_index_stays(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", *TRICKY_IDS)
-    [record] = world.stream.records_of([b"T"])
+    record = world.stream.record_of(b"T")
     assert record is not None
     for done in range(1, len(ids)):
         a.steps.ack([ids[done - 1]])
         assert world.pending() == {a.name: ids[done:]}
-        assert world.stream.records_of([b"T"]) == [record]
+        assert world.stream.record_of(b"T") == record
         assert world.record(b"T") == (*record[:2], ids[done:])
     a.steps.ack(ids[-1:])
     assert world.record(b"T") is None

@@ -14,8 +14,8 @@ import pytest
 
 from tests.commands import usher
 from usher.common.base.errors import StartRefused
-from usher.common.outbox.database import migrate, open_engine
 from usher.common.outbox.log_consumer import stored_states
+from usher.common.outbox.store import migrate, open_engine
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.factories import FIELD, Owner, World, fetch, hand_over, plan
-from usher.common.readers.reliable_stream import ReliableStream
+from usher.common.readers.loop import ReliableStream
 from usher.master.insight.stats import tickets_of
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts

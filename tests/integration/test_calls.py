@@ -12,7 +12,7 @@ from tests.integration.factories import World, bury, fetch, hand_over, pairs, pl
 from usher import Link, Message, Producer
 from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.keys import LogKeys
-from usher.common.sending.calls import Answers
+from usher.common.sending.producer import Answers
 from usher.consumer.lifecycle.owner_scripts import Letter
 from usher.testing import Kit
 

@@ -15,9 +15,8 @@ import pytest
 from tests import django_shop
 from tests.outboxes import Hand, Outbox, entries
 from usher import Invalid, write_to_outbox
-from usher.common.outbox.database import OutboxMisused
 from usher.common.outbox.rows import schema
-from usher.common.outbox.store import OutboxStore
+from usher.common.outbox.store import OutboxMisused, OutboxStore
 from usher.common.redis.client import Link
 from usher.common.sql.alchemy import sa
 from usher.testing import Kit, message

@@ -201,16 +201,6 @@ def test_a_taken_port_is_refused_in_the_words_of_redis(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_a_free_port_that_somebody_else_takes_meanwhile_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = iter([taken.getsockname()[1], free_port()])
-        monkeypatch.setattr(embedded, "free_port", lambda: next(ports))
-        with EmbeddedRedis(tmp_path) as server:
-            assert _call(server.url, "PING") == b"PONG"
-
-
 def test_data_that_cannot_be_read_are_told_and_kept(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
         _call(server.url, "SET", "a", "b")

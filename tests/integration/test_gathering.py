@@ -19,10 +19,9 @@ from tests.integration.gathered import Gathered
 from tests.integration.routers import until
 from tests.proxy import Proxy
 from tests.topologies import Cluster
-from usher.common.doctor import source_status
-from usher.common.doctor.collector import collect
+from usher.common.doctor import collector
+from usher.common.doctor.collector import SourcesReader, collect
 from usher.common.doctor.judgements import DoctorSeverity, examine
-from usher.common.doctor.source_status import SourcesReader
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis import tracking
@@ -412,7 +411,7 @@ def test_a_master_that_died_is_told_to_gather_no_longer_than_its_lease(world: Ga
 def test_a_work_stream_that_grows_behind_one_ticket_is_a_trouble(
     world: Gathered, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_status, "_MOST_KEPT", 50)
+    monkeypatch.setattr(collector, "_MOST_KEPT", 50)
     sources = SourceSelection.parse("a,b")
     reader = SourcesReader(link, world.keys, sources)
     world.send("a", "1-1", ticket="stuck")

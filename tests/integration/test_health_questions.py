@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests.tls_front import Papers, TlsFront
-from usher.common.observability.webhook import Webhook
+from usher.common.observability.metrics import Webhook
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import Registration
 from usher.common.redis.client import Link

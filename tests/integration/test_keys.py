@@ -26,7 +26,7 @@ from usher import (
     handler,
     write_to_outbox,
 )
-from usher.common.outbox.database import OutboxMisused
+from usher.common.outbox.store import OutboxMisused
 from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.message import ticket_key
 from usher.consumer.sinks.outcomes import SinkMisused

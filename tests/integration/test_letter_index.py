@@ -11,7 +11,7 @@ import pytest
 from tests.doors import acting
 from tests.integration.factories import Owner, World, bury
 from usher.common.base.errors import NotNow
-from usher.common.readers.reliable_stream import ReliableStream
+from usher.common.readers.loop import ReliableStream
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts

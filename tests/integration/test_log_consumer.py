@@ -19,8 +19,8 @@ import sqlalchemy as sa
 
 from tests.outboxes import STREAM, Outbox, add, noted_id, read_all, send, until
 from usher.common.base.errors import NotNow, SqlTrouble
-from usher.common.outbox.database import OutboxMisused
 from usher.common.outbox.log_consumer import LogConsumer, LogLost, Loss, Record
+from usher.common.outbox.store import OutboxMisused
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, before

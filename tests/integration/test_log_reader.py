@@ -13,9 +13,8 @@ import pytest
 
 from tests.outboxes import STREAM, Outbox, add, read_all, send
 from usher.common.base.errors import RedisTrouble
-from usher.common.outbox.database import open_engine
 from usher.common.outbox.log_consumer import LogConsumer, LogLost, StreamLog
-from usher.common.outbox.writer import write_to_outbox
+from usher.common.outbox.store import open_engine, write_to_outbox
 from usher.common.redis.client import Link
 
 

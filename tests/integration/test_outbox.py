@@ -21,12 +21,19 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from tests.outboxes import Outbox, until
 from tests.rules import ROOT
 from usher.common.base.errors import SqlTrouble, StartRefused
-from usher.common.outbox.database import OutboxMisused, check_schema, migrate, open_engine
 from usher.common.outbox.log_consumer import LogConsumer
 from usher.common.outbox.rows import queries, schema
-from usher.common.outbox.store import OutboxStore
-from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
-from usher.common.sql.errors import is_autocommit
+from usher.common.outbox.store import (
+    LogRecord,
+    OutboxMisused,
+    OutboxStore,
+    check_schema,
+    migrate,
+    open_engine,
+    write_all_to_outbox,
+    write_to_outbox,
+)
+from usher.common.sql.alchemy import is_autocommit
 from usher.consumer.sinks.outcomes import SinkMisused
 from usher.consumer.sinks.sql import SqlSink
 from usher.consumer.sinks.sql_async import AsyncSqlSink

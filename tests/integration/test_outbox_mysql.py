@@ -13,13 +13,17 @@ import pytest
 
 from tests.outboxes import Hand, Outbox, entries, made_outbox, until
 from usher.common.base.errors import SqlBusy, SqlTrouble
-from usher.common.outbox.database import OutboxMisused, check_dialect
 from usher.common.outbox.log_consumer import LogConsumer
-from usher.common.outbox.store import OutboxStore
-from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
+from usher.common.outbox.store import (
+    LogRecord,
+    OutboxMisused,
+    OutboxStore,
+    check_dialect,
+    write_all_to_outbox,
+    write_to_outbox,
+)
 from usher.common.redis.client import Link
-from usher.common.sql.alchemy import sa
-from usher.common.sql.errors import PassingCause, passing
+from usher.common.sql.alchemy import PassingCause, passing, sa
 from usher.master.streamer.program import Pace
 
 _WRITERS, _COMMITS, _TICKETS = 6, 60, 3

@@ -15,8 +15,7 @@ from tests.proxy import Proxy
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.keys import Keys
-from usher.common.readers.loop import LoopOptions, MessageReadingLoop, ReadingBoard
-from usher.common.readers.reliable_stream import ReliableStream, StreamMessage
+from usher.common.readers.loop import LoopOptions, MessageReadingLoop, ReliableStream, StreamMessage
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 
@@ -236,6 +235,23 @@ def test_messages_in_work_are_touched_and_what_others_took_is_not_started(
     assert handled.done == Counter(sent[:2])
 
 
+def test_nothing_starts_when_others_may_have_taken_over(redis_url: str, link: Link, opened: threading.Event) -> None:
+    handled = Handled(lambda message: opened.wait(PATIENCE_S))
+    sent = send(link, 3)
+    with Proxy(redis_url) as proxy, loop_on(proxy.url, handled, idle_s=1.0, threads=1) as loop:
+        until(lambda: loop.metrics()["held"] == 3 and len(handled.starts) == 1)
+        proxy.lead_to("redis://127.0.0.1:1")
+        proxy.break_all()
+        time.sleep(1.0)
+        opened.set()
+        until(lambda: handled.done)
+        time.sleep(0.3)
+        assert len(handled.starts) == 1
+        proxy.lead_to(redis_url)
+        until(lambda: loop.metrics()["done"] == 3, lambda: loop.metrics())
+    assert handled.done == Counter(sent)
+
+
 def test_a_lost_group_is_made_again_and_nothing_is_lost(redis_url: str, link: Link) -> None:
     handled = Handled()
     with loop_on(redis_url, handled) as loop:
@@ -315,53 +331,3 @@ def test_redis_that_is_not_there_is_waited_for() -> None:
 def test_options_that_cannot_be_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LoopOptions(**wrong)
-
-
-class TestBoard:
-    def message(self, number: int, suspect: bool = False) -> StreamMessage:
-        return StreamMessage(b"%d-0" % number, [], is_suspect=suspect)
-
-    def test_nothing_starts_when_others_may_have_taken_over(self) -> None:
-        board = ReadingBoard(10, 0.0)
-        board.add([self.message(1)])
-        assert board.take(0.0) is None
-        board = ReadingBoard(10, 60.0)
-        board.touched(now_s() - 61)
-        board.add([self.message(1)])
-        assert board.take(0.0) is None
-        board.touched(now_s())
-        assert board.take(0.0) is not None
-
-    def test_a_suspect_waits_for_all_and_all_wait_for_it(self) -> None:
-        board = ReadingBoard(10, 60.0)
-        board.add([self.message(1), self.message(2)])
-        first = board.take(0.0)
-        assert first is not None
-        board.add([self.message(3, suspect=True), self.message(4, suspect=True)])
-        assert board.take(0.0) is None
-        board.ended(first)
-        suspect = board.take(0.0)
-        assert suspect is not None
-        assert suspect.id == "3-0"
-        assert board.take(0.0) is None
-        board.ended(suspect)
-        assert board.take(0.0) is None, "Redis does not have what became of it"
-        board.drop([suspect.stream_id])
-        second = board.take(0.0)
-        assert second is not None
-        assert second.id == "4-0"
-        second.is_suspect = False  # it survived, and failed
-        board.again(second, 0.0)
-        assert [one.id for one in (board.take(0.0), board.take(0.0)) if one is not None] == ["2-0", "4-0"]
-
-    def test_what_was_dropped_does_not_come_again(self) -> None:
-        board = ReadingBoard(2, 60.0)
-        board.add([self.message(1), self.message(2)])
-        assert board.room == 0
-        assert board.add([self.message(1)]) == 0
-        running = board.take(0.0)
-        assert running is not None
-        board.drop([b"1-0", b"2-0"])
-        board.again(running, 0.0)
-        assert board.take(0.0) is None
-        assert (board.held, board.running, board.room) == (0, 0, 2)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from tests.commands import usher
 from tests.outboxes import STREAM, Hand, Outbox, uids
 from usher.common.outbox.rows import queries
-from usher.common.outbox.writer import LogRecord
+from usher.common.outbox.store import LogRecord
 from usher.common.redis.client import Link
 from usher.master.streamer.program import Pace
 

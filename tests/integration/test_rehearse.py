@@ -22,7 +22,7 @@ from usher.common.redis.client import Link
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.isolation.process import HandlerProcess, Piece, ProcessSpec
 from usher.consumer.policy.acks import Finished
-from usher.deploy.rehearsal.candidates import Candidate
+from usher.deploy.rehearsal.cli import Candidate
 from usher.master.leader.leader_scripts import LeaderScripts
 
 _SHOP = """
@@ -370,7 +370,7 @@ def test_a_child_that_the_handler_has_forked_answers_nothing_and_takes_no_messag
 def test_what_is_known_is_told_when_redis_goes_away(
     world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from usher.deploy.rehearsal.candidates import Candidates
+    from usher.deploy.rehearsal.cli import Candidates
 
     world.send(b"T", b"1-1", b"2-1")
     asked = []

@@ -12,7 +12,7 @@ from tests.integration.rewound import set_back
 from usher.common.base.errors import GroupMissing
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import ZERO, GroupPosition, Span
-from usher.common.readers.reliable_stream import RETURNED, SUSPECT, ReliableStream, StreamMessage, goes_on_at
+from usher.common.readers.loop import RETURNED, SUSPECT, ReliableStream, StreamMessage, goes_on_at
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.master.operations.dead_letters import DeadLetters

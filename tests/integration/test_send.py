@@ -12,10 +12,9 @@ import pytest
 
 from tests.proxy import Proxy
 from tests.topologies import until
-from usher.common.cli.send import Sender, SendingStopped
+from usher.common.cli.send import Sender, SendingStopped, incidents
 from usher.common.redis.client import Link
 from usher.common.sending.producer import Outgoing
-from usher.common.sending.workload import incidents
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAM = "ticket_stream"

@@ -16,8 +16,7 @@ from tests.integration.routers import PATIENCE_S, Tally, add, add_many, nothing_
 from tests.proxy import Proxy
 from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.redis.client import Link
-from usher.common.router.desk import End, RouterOptions, SubscriptionEnded
-from usher.common.router.router import NOW, Mode, StreamRouter
+from usher.common.router.router import NOW, End, Mode, RouterOptions, StreamRouter, SubscriptionEnded
 
 _NOWHERE = "redis://127.0.0.1:1/0"
 #: With so many streams, the slow passes come to none of them while a test runs.

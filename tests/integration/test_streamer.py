@@ -22,7 +22,7 @@ from tests.proxy import Proxy
 from tests.valkey import durable_server
 from usher.common.base.errors import NotNow, ReplyUnknown, SqlTrouble, StartRefused
 from usher.common.outbox.rows import FIELDS, queries
-from usher.common.outbox.writer import LogRecord, write_to_outbox
+from usher.common.outbox.store import LogRecord, write_to_outbox
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, find_redis_server
 from usher.common.redis.scripts import ScriptRunner

@@ -15,9 +15,8 @@ import sqlalchemy as sa
 
 from tests.outboxes import STREAM, Hand, Outbox, uids, until
 from usher.common.base.errors import NotNow, RedisTrouble, SqlTrouble
-from usher.common.outbox.database import open_engine
 from usher.common.outbox.rows import BATCH_BYTES
-from usher.common.outbox.writer import LogRecord
+from usher.common.outbox.store import LogRecord, open_engine
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.master.settings import StreamerSettings

@@ -20,7 +20,7 @@ from usher.common.base.errors import NotNow
 from usher.common.doctor.judgements import MemoryUse
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.readers.reliable_stream import ReliableStream
+from usher.common.readers.loop import ReliableStream
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms
 from usher.master.assembly.program import LeaderServices, MasterContext

@@ -19,11 +19,9 @@ from prometheus_client import REGISTRY
 from tests.abuse import check_contract
 from tests.integration.routers import until
 from tests.tls_front import Papers, TlsFront
-from usher.common.observability.metrics import Metrics
-from usher.common.observability.webhook import _TRIES, MOST_AT_ONCE, MOST_WAITING, DeadLetterNotifier, Webhook
+from usher.common.observability.metrics import _TRIES, MOST_AT_ONCE, MOST_WAITING, DeadLetterNotifier, Metrics, Webhook
 from usher.common.protocol.keys import Keys
-from usher.common.readers.loop import LoopOptions, MessageReadingLoop
-from usher.common.readers.reliable_stream import StreamMessage
+from usher.common.readers.loop import LoopOptions, MessageReadingLoop, StreamMessage
 from usher.common.redis.client import Link
 from usher.common.runtime.settings import CommonSettings
 

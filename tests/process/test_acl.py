@@ -25,7 +25,7 @@ from usher.common.base.errors import GroupMissing, NotNow
 from usher.common.protocol.keys import LogKeys, uid_key
 from usher.common.redis.acl import AclProgram, acl_file, commands_of, programs, scripts_for_others
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.embedded import find_redis_server, free_port, has_selectors
+from usher.common.redis.embedded import find_redis_server, free_port, version_below_7
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.sending.producer import Producer
 
@@ -35,7 +35,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _FILE = _ROOT / "deploy" / "users.acl"
 _ALL = {program.name: program for program in programs(KEYS.stream, KEYS.group)}
 #: Redis 6.2 knows no rights by key.
-_BY_KEY = has_selectors(find_redis_server())
+_BY_KEY = version_below_7(find_redis_server()) is None
 _HANDLERS = """
 from pathlib import Path
 from usher.deploy.demo.handlers import record
@@ -124,7 +124,7 @@ def test_the_file_is_what_the_command_prints() -> None:
     assert _FILE.read_text() == acl_file(KEYS.stream, KEYS.group), "run: usher acl > deploy/users.acl"
 
 
-_RUN = re.compile(r'\b_?(?:run|run_each|try_each|try_on_each)\(\s*"([a-z_]+)"')
+_RUN = re.compile(r'\b_?(?:run|run_each|try_each)\(\s*"([a-z_]+)"')
 
 
 #: The rooms of a master's program.
@@ -141,7 +141,7 @@ _LEADS = (
             "master",
             [
                 *(f"master/{room}/**/*.py" for room in _LEADS),
-                *("common/doctor/source_status.py", "master/verbs/view.py", "deploy/rehearsal/replay.py"),
+                *("common/doctor/collector.py", "master/verbs/view.py", "deploy/rehearsal/cli.py"),
             ],
         ),
         ("streamer", ["master/streamer/program.py", "master/leader/elector.py"]),

@@ -18,7 +18,7 @@ from usher.common.base.errors import HandlerUnusable
 from usher.common.redis.client import Link
 from usher.common.runtime.signals import StopAsked
 from usher.consumer.__main__ import check_handler
-from usher.deploy.local.plan import check_programs
+from usher.deploy.local.up import check_programs
 
 pytestmark = pytest.mark.process
 

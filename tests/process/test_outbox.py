@@ -189,7 +189,7 @@ def test_tables_that_cannot_be_made_are_told_in_one_line(
     tmp_path: Path, postgres_schema_url: str, streamer: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A database that is locked, one that nobody may write, and one in which this user may make nothing."""
-    monkeypatch.setattr("usher.common.outbox.database._SQLITE_WAIT_S", 0.05)
+    monkeypatch.setattr("usher.common.outbox.store._SQLITE_WAIT_S", 0.05)
     path, role = tmp_path / "shop.db", f"role_{os.urandom(4).hex()}"
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN EXCLUSIVE")

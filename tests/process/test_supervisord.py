@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from supervisor.xmlrpc import SupervisorTransport
 
-from tests.hands import NotNow, ask, environment, find_redis_server, free_port
+from tests.hands import LocalSettings, NotNow, ask, environment, find_redis_server, free_port
 from tests.process.machine import ROOT, environ_for, until
 from usher import Link
 
@@ -45,7 +45,7 @@ class Supervised:
         )
         port = free_port()
         self.master = f"http://127.0.0.1:{port}"
-        whole = environment(environ, self.state, consumers=1, masters=1, port=port, redis_port=None, stop_seconds=10)
+        whole = environment(environ, LocalSettings(consumers=1, masters=1, port=port, drain_seconds=0), self.state)
         self.environ = whole | {"USHER_AUTOSTART": "true", "USHER_LEASE_SECONDS": "3", "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "supervisor.supervisord", "-c", str(self.file)],

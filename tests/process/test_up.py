@@ -35,8 +35,7 @@ from usher.common.base.errors import StartRefused
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, find_redis_server, free_port
-from usher.deploy.local.plan import LocalSettings, can_prove, plan
-from usher.deploy.local.supervision import CONFIGURATION, environment
+from usher.deploy.local.up import CONFIGURATION, LocalSettings, can_prove, environment, plan
 
 pytestmark = pytest.mark.process
 
@@ -416,7 +415,7 @@ def test_the_configuration_works_with_plain_supervisord(folder: Path) -> None:
         USHER_HANDLER="usher.deploy.demo.handlers:show",
         USHER_REDIS_URL=f"redis://:chosen@127.0.0.1:{redis_port}/0",
     )
-    env = environment(base, state, consumers=2, masters=1, port=port, redis_port=redis_port, stop_seconds=30)
+    env = environment(base, LocalSettings(masters=1, port=port), state, redis_port)
     env |= {"USHER_AUTOSTART": "true", "USHER_EMBEDDED_REDIS": "true"}
     with (folder / "out").open("wb") as out:
         supervisord = subprocess.Popen(

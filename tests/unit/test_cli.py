@@ -56,7 +56,7 @@ def test_help_lists_every_command_and_imports_none_of_them() -> None:
     assert done.stdout.rstrip().endswith("[]")
     for name, listed in cli.COMMANDS.items():
         assert f"  {name} " in done.stdout
-        assert listed.summary.split(":")[0] in " ".join(done.stdout.split())
+        assert listed[1].split(":")[0] in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(("word", "meant"), [("stauts", "status"), ("consumer s", "consumers"), ("zzz", None)])
@@ -177,7 +177,7 @@ def test_what_a_command_imports_is_not_searched_for_garbage() -> None:
     """Not while it is imported, nor later: that took a quarter of the start of a master."""
     look = (
         "import gc; from usher import cli; cli._is_program = True; before = gc.get_stats()[0]['collections'];"
-        "cli.load_command('usher.' + cli.COMMANDS['master'].target);"
+        "cli.load_command('usher.' + cli.COMMANDS['master'][0]);"
         "print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_stats()[0]['collections'] - before < 10)"
     )
     done = usher(start=("-c", look))
@@ -262,7 +262,7 @@ for name, listed in cli.COMMANDS.items():
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = cli.run([name, "--help"])
-    for words in paths(cli.load_command(f"usher.{listed.target}"), [name]) if code == 0 else ():
+    for words in paths(cli.load_command(f"usher.{listed[0]}"), [name]) if code == 0 else ():
         seen += 1
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             code = code or cli.run([*words, "--help"])
@@ -299,7 +299,7 @@ def test_the_help_of_every_command_needs_no_extra() -> None:
 def test_commands_that_look_and_act_do_not_carry_a_web_server() -> None:
     """A fifth of the time that they take to start."""
     names = (*cli.PARTS["Look"], *cli.PARTS["Act"], "delayed", "rehearse", "send")
-    modules = [cli.COMMANDS[name].target.partition(":")[0] for name in names]
+    modules = [cli.COMMANDS[name][0].partition(":")[0] for name in names]
     code = f"import sys, {', '.join(modules)}; sys.exit(str({{'flask', 'gunicorn'}} & set(sys.modules)))"
     assert usher(start=("-c", code)).stderr.strip() == "set()"
 

@@ -22,7 +22,7 @@ from usher.cli import COMMANDS, load_command
 from usher.common.http.credentials import Identity, Role, digest_of, read_tokens_file
 from usher.common.runtime.settings import CommonSettings, load
 from usher.consumer.settings import ConsumerSettings
-from usher.deploy.local.plan import AROUND_DRAIN_S
+from usher.deploy.local.up import AROUND_DRAIN_S
 from usher.master.settings import MasterSettings
 
 _OF_KEDA = ("ScaledObject", "TriggerAuthentication")  # Kubernetes' schemas do not know them

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from usher.cli import run, usher
 from usher.common.base.errors import SettingsError, StartRefused
-from usher.common.cli.access import token
+from usher.common.cli.doctor import token
 from usher.common.http import credentials
 from usher.common.http.credentials import (
     Credentials,

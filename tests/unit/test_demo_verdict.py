@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from usher.deploy.demo.handlers import Execution, count_ended, executions
-from usher.deploy.demo.verdict import DemoVerdict, judge
+from usher.deploy.demo.handlers import DemoVerdict, Execution, count_ended, executions, judge
 
 SENT = [("1-0", "A"), ("2-0", "A"), ("3-0", "B"), ("4-0", "A")]
 

@@ -22,7 +22,7 @@ from usher.common.http.credentials import Role, line_of
 from usher.common.redis.acl import USERS, acl_file
 from usher.consumer.settings import ConsumerSettings
 from usher.deploy.local.init_deploy import DEPLOY, Host, plan, write
-from usher.deploy.local.plan import AROUND_DRAIN_S, LocalSettings
+from usher.deploy.local.up import AROUND_DRAIN_S, LocalSettings
 
 _ELSEWHERE = {"USHER_REDIS_URL": "redis://:pw@10.0.0.9:6379/0", "USHER_API_TOKEN": "token"}
 _MASTERS = {"USHER_MASTER_URLS": "http://10.0.0.1:8700"}
@@ -246,6 +246,6 @@ def test_template_units_of_systemd_start_programs_that_there_are(program: str) -
     assert (service["Type"], service["KillMode"]) == ("notify", "mixed")
     assert float(service["TimeoutStopSec"]) > ConsumerSettings.model_fields["drain_seconds"].default + 8
     _, command, *words = service["ExecStart"].split()  # usher
-    flags = {flag for parameter in load_command(COMMANDS[command].target).params for flag in parameter.opts}
+    flags = {flag for parameter in load_command(COMMANDS[command][0]).params for flag in parameter.opts}
     assert command == program
     assert {word for word in words if word.startswith("--")} <= flags

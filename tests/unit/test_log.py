@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from usher.common.base import log
 from usher.common.base.log import configure, event, in_hand, redacted
 from usher.common.runtime.settings import CommonSettings
 
@@ -205,52 +204,6 @@ def test_settings_that_are_empty_hide_nothing(capfd: pytest.CaptureFixture[str])
     configure("master", "info", "human", CommonSettings().secrets)
     _log.info("abc a bearer of news")
     assert _lines(capfd)[0].endswith("abc a bearer of news")
-
-
-def _alike(count: int, at_s: float, message: str = "the_same", **facts: object) -> None:
-    """So many lines, logged at that time."""
-    for _ in range(count):
-        record = _log.makeRecord(_log.name, logging.WARNING, __file__, 1, message, (), None, extra={"facts": facts})
-        record.created = at_s
-        _log.handle(record)
-
-
-def test_a_line_that_comes_again_and_again_is_left_out_and_told_later(capfd: pytest.CaptureFixture[str]) -> None:
-    configure("master", "info", "json")
-    _alike(1000, 100.0, why="x")
-    _alike(1, 100.0, why="y")
-    _alike(1, 109.9, why="x")
-    _alike(3, 110.0, why="x")
-    records = [json.loads(line) for line in _lines(capfd)]
-    assert [record["why"] for record in records] == ["x"] * 10 + ["y"] + ["x"] * 3
-    assert [record.get("left_out") for record in records[10:]] == [None, 991, None, None]
-
-
-def test_lines_that_differ_are_all_there_and_cost_bounded_memory(capfd: pytest.CaptureFixture[str]) -> None:
-    configure("c1", "info", "json")
-    for number in range(2500):
-        _alike(1, 100.0, ticket=number)
-    assert len(_lines(capfd)) == 2500
-    assert log._ours is not None
-    assert len(log._ours._repeats._seen) <= 1000
-
-
-def test_what_different_messages_say_alike_is_not_left_out(capfd: pytest.CaptureFixture[str]) -> None:
-    """The same line about the same ticket, but of different attempts: what is in hand counts."""
-    configure("c1", "info", "json")
-
-    class Attempt(InHand):
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def facts(self) -> dict[str, object]:
-            return {"attempt": self.number}
-
-    for number in range(30):
-        in_hand.set(Attempt(number))
-        _alike(1, 100.0)
-    in_hand.set(None)
-    assert len(_lines(capfd)) == 30
 
 
 def test_a_line_of_a_handler_keeps_its_text_and_takes_no_place_of_ours(capfd: pytest.CaptureFixture[str]) -> None:

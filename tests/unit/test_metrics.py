@@ -10,8 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 import usher
-from usher.common.observability.metrics import Metrics, histogram, of_handlers
-from usher.common.runtime.histograms import DurationHistogram
+from usher.common.observability.metrics import DurationHistogram, Metrics, histogram, of_handlers
 from usher.master.insight.metrics import MOST_CONSUMERS, _consumers
 from usher.master.leader.entries import TOO_LARGE
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from usher.common.base import private_file
 from usher.common.base.errors import StartRefused
-from usher.common.base.private_file import write_private
+from usher.common.redis.locate import write_private
 
 
 def test_what_is_written_is_for_its_owner_alone(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_what_is_written_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_in_one_line_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = private_file.os.open
-    monkeypatch.setattr(private_file.os, "open", lambda path, flags, mode: real("/dev/full", 1))
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, flags, mode: real("/dev/full", 1))
     with pytest.raises(StartRefused, match=r"up\.json cannot be written: No space left on device"):
         write_private(tmp_path / "up.json", "one")

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from usher.common.readers.loop import MessageReadingLoop
-from usher.common.runtime import clock_steps as set_back
-from usher.common.runtime.clock_steps import ClockStepWatcher
+from usher.common.runtime import signals as set_back
+from usher.common.runtime.signals import ClockStepWatcher
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -75,7 +75,7 @@ def test_waits_go_on_when_the_clock_was_set_back_and_others_notice_nothing(wall:
 
 _WITH_STRANGERS = """
 import _thread, threading, time
-from usher.common.runtime.clock_steps import ClockStepWatcher
+from usher.common.runtime.signals import ClockStepWatcher
 service = ClockStepWatcher()
 for _ in range(20):
     _thread.start_new_thread(threading.current_thread, ())  # as a log record of a library's callback asks for it

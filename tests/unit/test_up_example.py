@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from usher.deploy.local.plan import LocalSettings, Plan
-from usher.deploy.local.up import _example
+from usher.deploy.local.up import LocalSettings, Plan, _example
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from usher.common.base.errors import StartRefused
-from usher.common.cli.send import paced
+from usher.common.cli.send import CsvSource, WorkloadUnusable, incidents, paced
 from usher.common.sending.producer import BATCH, Outgoing
-from usher.common.sending.workload import CsvSource, WorkloadUnusable, incidents
 
 REAL_INCIDENTS = Path(__file__).resolve().parents[3] / "shared" / "data" / "incidents.csv.gz"
 
