@@ -106,7 +106,7 @@ def test_what_was_done_before_redis_went_away_is_in_the_log(
     api: Any, world: World, letters: Callable[[int], list[str]], monkeypatch: pytest.MonkeyPatch, what: str, word: str
 ) -> None:
     ids = letters(2 * (AT_ONCE + 2))
-    run, calls = DeadLetters._run, []
+    run, calls = DeadLetters._act, []
 
     def once(self: DeadLetters, step: str, some: Any) -> Any:
         calls.append(step)
@@ -114,7 +114,7 @@ def test_what_was_done_before_redis_went_away_is_in_the_log(
             raise NotNow("LOADING", "LOADING")
         return run(self, step, some)
 
-    monkeypatch.setattr(DeadLetters, "_run", once)
+    monkeypatch.setattr(DeadLetters, "_act", once)
     assert api(what, ids=ids[::2], reason="by HTTP").status_code == 503
     assert usher_dead(world, what, *ids[1::2], "--yes", "--why", "by command").exit_code != 0
     told = {why: outcome for *_, why, outcome in lines(world)}

@@ -93,8 +93,8 @@ class Desk:
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         return None if ticket_id == "unknown" else {"ticket_id": ticket_id}
 
-    def audit(self) -> dict[str, Any] | None:
-        return self._how.get("audit")
+    def proofs(self) -> dict[str, Any]:
+        return {"audit": self._how.get("audit")}
 
     def health(self) -> Health:
         return Health(tuple(self._how.get("reasons", ())))

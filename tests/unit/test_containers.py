@@ -71,7 +71,7 @@ class TestCompose:
         for name, one in services.items():
             command = one["command"][0]
             settings = accepted(command, one["environment"])
-            click.Context(load_command(COMMANDS[command].target)).command.make_context(command, one["command"][1:])
+            click.Context(load_command(COMMANDS[command][0])).command.make_context(command, one["command"][1:])
             assert urlsplit(settings.redis_url).hostname == "redis"
             if command == "master":
                 assert settings.health_hosts.split(",") == consumers

@@ -47,7 +47,7 @@ def test_every_command_is_told(reference: ModuleType) -> None:
 
     told = re.findall(r"^### (.+)$", reference.commands_page(), re.MULTILINE)
     assert sorted(told) == sorted(
-        deeper for name, one in COMMANDS.items() for deeper in below(f"usher {name}", load_command(one.target))
+        deeper for name, one in COMMANDS.items() for deeper in below(f"usher {name}", load_command(one[0]))
     )
 
 
