@@ -41,7 +41,9 @@ def while_it_runs(plan: Plan) -> Plan:
         name=plan.name + "w",
         load=load,
         shape=replace(plan.shape, handlers=_ABSORBING),
-        must=tuple(dict.fromkeys((*(name for name in plan.must if not name.startswith("starts_")), *must))),
+        must=tuple(
+            dict.fromkeys((*(name for name in plan.must if not name.startswith(("starts_", "recalled"))), *must))
+        ),
         often=("calls_failed", "calls_timed_out", "clears", "over_limit", "starts_absorbing", "starts_absorbing_async"),
         extra=nothing_more if plan.gently else plan.extra,
         drain_s=plan.drain_s + 4.0,
