@@ -118,7 +118,7 @@ _MOST_COUNTED = 50_000
 
 
 class Kept(Generic[T]):
-    """What is read at most once in so many seconds, however many ask: who asks meanwhile waits for the same answer."""
+    """Keeper of an answer for so many seconds, however many ask: who asks meanwhile waits for the same one."""
 
     def __init__(self, seconds: float, read: Callable[[], T]) -> None:
         self._seconds, self._read, self._lock = seconds, read, threading.Lock()

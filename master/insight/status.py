@@ -65,7 +65,7 @@ class _Scan:
 
     @cached_property
     def words(self) -> list[bytes]:
-        """Who has each ticket; until when one waits, makes no difference."""
+        """Name who has each ticket; until when one waits, makes no difference."""
         return [record.partition(b" ")[0].partition(b"@")[0] for record in self.records]
 
     @cached_property

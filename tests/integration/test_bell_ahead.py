@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -239,3 +240,21 @@ def test_what_the_sweep_has_found_is_not_taken_as_news(stage: Stage) -> None:
     m.settle(*a.reports())
     stage.finish(m, [a])
     assert stage.history.ids(T).count(told) == 1
+
+
+def test_a_recall_that_was_refused_asks_for_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, m = stage.consumer("a"), stage.leader()
+    m.settle()
+    for number in range(20):
+        stage.send(b"T%d" % number)
+    m.settle()
+    assert a.read() == 20
+    stage.consumer("b")
+    m.look()
+    m.turn()
+    time.sleep(0.06)
+    tried: list[object] = []
+    monkeypatch.setattr(m.dispatcher._steps, "recall", lambda *of: tried.append(of))
+    m.turn()
+    assert tried
+    assert not m.board.asked_back.asked

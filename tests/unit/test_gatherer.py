@@ -57,7 +57,7 @@ def test_new_names_are_looked_for_before_the_first_turn_after_a_gap(
 
 
 class Heard(ChangeEar):
-    """What Redis says, turn by turn, in place of a connection."""
+    """Stand in for a connection: say, turn by turn, what Redis would."""
 
     says: list[bytes] | None = []
 

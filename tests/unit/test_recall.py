@@ -61,6 +61,20 @@ def test_a_ticket_that_was_just_handed_over_is_left_and_looked_at_again() -> Non
     assert asked(board, NOW + 0.05)
 
 
+def test_nothing_is_asked_back_of_who_keeps_up_until_it_is_silent() -> None:
+    board = Board(512, work_s=1.0)
+    board.join("a:1", "a", 4, 1000, True)
+    for number in range(1, 13):
+        arrive(board, b"T%d" % number, number)
+    hand_over(board)
+    board.free("a:1", [(b"T1", ids(1)), (b"T2", ids(2))], NOW + 0.1)  # 50 ms each
+    hand_over(board)
+    board.join("b:2", "b", 4, 1000, True)
+    assert asked(board, NOW + 0.2) == {}, "half a second of work"
+    assert (board.next_due_s(), board.takeable(NOW + 0.2)) == (pytest.approx(NOW + 0.45), 0)
+    assert asked(board, NOW + 0.85), "it has told nothing for too long"
+
+
 def test_one_question_per_consumer_at_a_time_and_none_twice() -> None:
     board = loaded(20)
     first = asked(board)["a:1"]

@@ -112,7 +112,7 @@ class RuledMachine(BoardMachine):
 
     @rule()
     def memory_is_full(self) -> None:
-        """What paused and waiting tickets have parked leaves memory; no other ticket loses what may go out next."""
+        """Drop from memory what paused and waiting tickets have parked; no other ticket loses what may go out next."""
         others = {
             name: list(ticket.parked)[: self.board._window]
             for name, ticket in self.board.tickets.items()

@@ -125,12 +125,11 @@ class Recalls:
         givers = [one for one in consumers.values() if one.accepts]
         self._enough = min((one.slots for one in givers), default=math.inf)
         idle = [one for one in givers if one.busy_tickets < one.slots]
-        left = {id(one): one.pace.left_s(one.in_flight, now_s) for one in givers if one.busy_tickets > one.slots}
-        if not idle or not left:
-            return []
-        if busy := [one for one in givers if left.get(id(one), 0.0) >= _WORTH_S]:
+        left = [(one.pace.left_s(one.in_flight, now_s), one) for one in givers if one.busy_tickets > one.slots]
+        if busy := [one for left_s, one in left if left_s >= _WORTH_S] if idle else []:
             return self._match(idle, busy, tickets, now_s)
-        self._again_s = now_s + _WORTH_S - max(left.values())
+        if idle and left:
+            self._again_s = now_s + _WORTH_S - max(left_s for left_s, _ in left)
         return []
 
     def _match(
