@@ -187,7 +187,7 @@ class Reason(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """Explanation of a ticket, as a document. ``waits_for``: "" when it waits for nothing; ``until_ms``: 0 when that is unknown;
+    """Explanation of a ticket. ``waits_for``: "" when it waits for nothing; ``until_ms``: 0 when that is unknown;
     ``ways``: what a command does, and the command."""
 
     state: str
