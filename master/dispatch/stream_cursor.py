@@ -89,9 +89,10 @@ class StreamCursor:
             self._may_have_more = True
             if told.id and told.run != steps.server_run and self._notifier is not None:
                 self._notifier.fail("it is connected to another server")
+                told = None
         if room <= 0 or (not self._may_have_more and now_s - self._no_more_since_s < IDLE_READ_S):
             return None
-        if told is not None and told.run and told.run == steps.server_run and told.after == self.last_read:
+        if told is not None and told.run and told.after == self.last_read:
             new = steps.told(self.taken, (told.id, told.fields))
             if not board.who_has(new.found[0][1] or b"", told.id):  # the idle sweep may have found it with a stranger
                 return new  # once: if it is refused, the next turn reads

@@ -248,3 +248,18 @@ def test_while_the_group_is_missing_nothing_is_redriven(stage: Stage, letters: D
     letters.redrive(stage.world.letter_ids())
     stage.finish(m, [stage.consumer("b")])
     assert (len(stage.history.starts), stage.world.dead()) == (3, [])
+
+
+def test_a_takeover_counts_once_what_a_dead_name_has_of_a_halted_ticket(stage: Stage) -> None:
+    a, m = stage.consumer("a", policy="halt"), stage.leader()
+    stage.send(T)
+    m.settle()
+    _fails(a)
+    a.flush()
+    m.settle()
+    for _ in range(4):
+        stage.send(T)
+    read = ("XREADGROUP", "GROUP", stage.keys.group, "old:1", "COUNT", 4, "STREAMS", stage.keys.stream, ">")
+    stage.link.call(*read)
+    stage.end_lead()
+    assert stage.leader("m2").board.tickets[T].unfinished == 5

@@ -143,6 +143,17 @@ def test_a_report_that_comes_too_often_is_kept_and_goes_after_the_time_that_was_
     assert leader.reports[1][:3] == ["2-0", "3-0", "4-0"] and reporter.dropped == 0
 
 
+def test_of_very_many_the_first_thousand_go_in_order_and_the_rest_at_once(clock: Clock) -> None:
+    reporter, leader = begun(spare=20)
+    clock.s += 1
+    reporter.add([(b"T%d" % ticket, 7, [b"%d-%d" % (ticket, number) for number in range(700)]) for ticket in range(4)])
+    for _ in range(3):
+        assert reporter.run_once() == 0.0
+    told = [f"{ticket}-{number}" for ticket in range(4) for number in range(700)]
+    assert leader.reports[1:] == [told[:1000], told[1000:2000], told[2000:]]
+    assert reporter._size == 0
+
+
 def test_a_window_that_the_leader_tells_takes_the_place_of_the_capacity(clock: Clock) -> None:
     """The leader begins with twice the slots, and lets a fast consumer have more as soon as it hears of it."""
     leader = Leader()
