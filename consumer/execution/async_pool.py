@@ -116,6 +116,7 @@ class AsyncPool(Service):
         self._main: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.calls: dict[asyncio.Task[Any] | None, Call] = {}  # by task
+        self._latest: asyncio.Task[Any] | None = None  # the task that called a handler last
         self._asked_s = 0.0  # when the loop was asked to turn, and has not answered; 0: it has
         executor.lanes.on_ready, executor.cancel_task = self._ring, lambda one: self._call(lambda: self._cancel(one))
 
@@ -233,25 +234,28 @@ class AsyncPool(Service):
             self._rung = True
             task.get_loop().call_soon(self._fill, context=self._context)
 
-    async def _run(self, lane: Lane, call: Call) -> None:
-        began_ns = time.monotonic_ns()
-        count = await self._slice(lane, call)
-        if not self._executor.lease.may_start():
-            await self._pause(0.02)  # or the loop would spin
-        elif cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
-            await self._pause(0.0)  # a cancellation that the handler asked for as it ended arrives here
-        if count is not None:
-            self._executor.lanes.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)
+    async def _run(self, lane: Lane | None, call: Call) -> None:
+        """Run lanes one after the other: a task for each would cost more than a short handler takes."""
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        while lane is not None:
+            is_fit = await self._slice(lane, call, task)
+            call[0] = ()
+            if task.cancelling():
+                await self._pause(0.0)  # a cancellation that the handler asked for as it ended arrives here
+            lane = self._next_work() if is_fit and await self._let_others(task) and not self._ends() else None
 
-    async def _slice(self, lane: Lane, call: Call) -> int | None:
-        """Run messages of the lane. Return how many ended; None when the lane is not ours any more, and another part
-        decides when it goes on."""
-        executor, task, count = self._executor, cast("asyncio.Task[None]", asyncio.current_task()), 0
-        while not task.cancelling() and count < _SLICE and (message := executor.next_message(lane)) is not None:
+    async def _slice(self, lane: Lane, call: Call, task: asyncio.Task[None]) -> bool:
+        """Run messages of the lane, and give it back, if it is still ours. Return whether this task may run others: a
+        changed context, or a cancelled task, is no other message's."""
+        executor, queue, count, is_fit = self._executor, lane.queue, 0, True
+        began_us = end_us = run_us()
+        while is_fit and count < _SLICE and (message := executor.next_message(lane)) is not None:
             start_us = run_us()
-            if not executor.admit(lane, message, start_us):
-                return None
-            call[0], before = (message,), contextvars.copy_context()
+            if executor.is_plain and message.plain and not (message.attempt or executor.outages.known):
+                executor.begin(message, start_us)
+            elif not executor.admit(lane, message, start_us):
+                return True
+            call[0], before, self._latest = (message,), contextvars.copy_context(), task
             try:
                 result = await self._handle(message)
                 if result is not None:
@@ -262,15 +266,23 @@ class AsyncPool(Service):
                 if issubclass(type(problem), asyncio.CancelledError) and self._ends():
                     raise
                 executor.raised(lane, message, problem)
-                return None
-            count += 1
-            if not executor.succeeded(lane, message, start_us, run_us()):
-                return None
-            if executor.lanes.paused or not lane.queue or contextvars.copy_context() != before:
-                break  # a changed context, or a cancelled task, is no other message's: another task goes on
-            if not await self._pause(0.0):  # a handler that never waits must not keep the loop for itself
+                return False
+            count, end_us = count + 1, run_us()
+            is_fit = contextvars.copy_context() == before and not task.cancelling()
+            if not executor.succeeded(lane, message, start_us, end_us):
+                return is_fit
+            if not queue or executor.lanes.paused:
                 break
-        return count
+            is_fit = is_fit and await self._let_others(task)
+        if not executor.lease.may_start():
+            await self._pause(0.02)  # or the loop would spin
+        executor.lanes.release(lane, count, (end_us - began_us) / 1e6)
+        return is_fit
+
+    async def _let_others(self, task: asyncio.Task[None]) -> bool:
+        """Let other tasks run, unless they have since the last call began: a handler that never waits must not keep the
+        loop for itself. Return False if this task was cancelled meanwhile."""
+        return self._latest is not task or await self._pause(0.0)
 
     async def _pause(self, seconds: float) -> bool:
         """Let other tasks run. Return False if a handler had its own task cancelled as it ended: the rest of the lane

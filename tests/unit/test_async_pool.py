@@ -168,13 +168,19 @@ def test_what_comes_while_all_slots_are_busy_begins_when_one_is_free() -> None:
 
 
 @pytest.mark.usefixtures("no_glances")
-def test_a_handler_that_has_its_own_task_cancelled_as_it_returns_does_not_take_its_lane_along() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_handler_that_has_its_own_task_cancelled_as_it_ends_does_not_take_its_lane_along(
+    strict: bool, fails: bool
+) -> None:
     async def handle(message: Message) -> None:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
+        if fails and not message.failures:
+            raise RuntimeError
 
-    made = Pool(handle, slots=1)
+    made = Pool(handle, slots=1, strict=strict)
     made.add_to(1, 1, 2, 3)
     made.pool.start()
     made.until(lambda: made.done == ["1-0", "2-0", "3-0"])
@@ -182,6 +188,25 @@ def test_a_handler_that_has_its_own_task_cancelled_as_it_returns_does_not_take_i
     made.until(lambda: made.done == ["1-0", "2-0", "3-0", "4-0"])
     made.end()
     assert not made.broken
+
+
+def test_a_task_that_runs_lane_after_lane_lets_others_have_their_turn() -> None:
+    """Of what never waits, and of what waits for a moment."""
+    seen: list[str] = []
+
+    async def handle(message: Message) -> None:
+        seen.append(message.id)
+        if message.ticket == b"T1":
+            await asyncio.sleep(0)
+            seen.append("went on")
+
+    made = Pool(handle, slots=2)
+    made.add(*range(1, 40))
+    made.pool.start()
+    made.until(lambda: len(made.done) == 39)
+    made.end()
+    assert seen.index("went on") <= 4
+    assert sorted(made.done, key=lambda one: int(one[:-2])) == [f"{number}-0" for number in range(1, 40)]
 
 
 def test_a_message_behind_one_that_was_interrupted_and_ended_well_is_not_cancelled() -> None:
