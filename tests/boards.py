@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import HandOverPlan, HandOverReply
+from usher.master.policy.board.plans import HandOverPlan
 from usher.master.policy.board.tickets import BoardTicket
 
 NOW = 100.0
@@ -49,7 +49,7 @@ def hand_over(board: Board, fence: int = 7, limit: int = 1000) -> dict[tuple[str
     """Plan, and have it all granted."""
     plan = board.plan(limit, NOW)
     if plan is not None:
-        board.confirm(plan, HandOverReply(fence))
+        board.confirm(plan, fence)
     return planned(plan)
 
 

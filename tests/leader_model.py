@@ -12,7 +12,7 @@ from usher.common.protocol.registration import name_of
 from usher.master.leader.entries import NO_MARKS, NewEntries, PeekedEntry, Rejected
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import NOTHING, HandOverPlan, HandOverReply
+from usher.master.policy.board.plans import NOTHING, HandOverPlan
 from usher.master.recovery.repairs import Recoverer, read_again
 
 
@@ -168,14 +168,12 @@ class Leader:
         self.hear()
         return None
 
-    def confirm(self, plan: HandOverPlan, reply: HandOverReply | None, index: Iterable[bytes] = ()) -> bool:
-        """Do what a reply asks for. Return whether the plan was carried out."""
-        if reply is not None:
+    def confirm(self, plan: HandOverPlan, fence: int | None, index: Iterable[bytes] = ()) -> bool:
+        """Follow a turn. Return whether the plan was carried out."""
+        if fence is not None:
             self.board.over.difference_update(index)
-            self.board.confirm(plan, reply)
-            for incarnation in reply.lost:
-                self.lose(incarnation)
-        return reply is not None
+            self.board.confirm(plan, fence)
+        return fence is not None
 
     def arrive(self, entry_id: bytes, ticket: bytes) -> None:
         """A new entry, which is parked before it is planned."""

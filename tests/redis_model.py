@@ -17,7 +17,7 @@ from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.leader.entries import NO_MARKS, NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import LossBook, Page
 from usher.master.membership.registry import RegisteredConsumer
-from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TicketPlan
+from usher.master.policy.board.plans import HandOverPlan, TicketPlan
 
 MASTER = "master"
 HALTED = "halted"
@@ -277,7 +277,7 @@ class RedisModel:
         news: NewEntries = NO_NEW_ENTRIES,
         heard: int | None = None,
         index: Mapping[bytes, bytes] = MappingProxyType({}),
-    ) -> HandOverReply | None:
+    ) -> int | None:
         """A turn. Nothing happens if others have changed something since so many changes were ``heard``. ``index``:
         records that are not up to date."""
         if heard is not None and heard < len(self.changed):
@@ -298,12 +298,7 @@ class RedisModel:
             if self.pending.get(entry_id) == MASTER:
                 self._claim(entry_id, MASTER, is_new=True)
         self.dealt = news.found[-1][0] if news.found else self.dealt
-        states = [(target.incarnation, self.leases.get(target.incarnation)) for target in plan.targets]
-        return HandOverReply(
-            self.fence if has_fence else 0,
-            [name for name, state in states if state not in ("live", None)],
-            [name for name, state in states if state is None],
-        )
+        return self.fence if has_fence else 0
 
     def _bring_up_to_date_in_index(self, ticket: bytes, told: bytes) -> None:
         there = self.unfinished(ticket) if ticket in self.index else []

@@ -99,7 +99,7 @@ class LogKeys:
         due_delayed, send_delayed and an operator's move_delayed, whose times are lost with this key: those of the
         messages count then.""")
     behind = _Key("""Hash with PX, only while producers are to wait: ``<group>``, or ``<group>/<tenant>`` -> how many
-        messages wait. Written by note_behind; producers look at it.""")
+        messages wait. Written by its leader; producers look at it.""")
 
     def replies(self, caller: str) -> str:
         """Stream with PX, capped: answers to one caller (common/sending/producer.py), of all groups of the stream.
@@ -178,7 +178,7 @@ class Keys:
         gathers.""")
     runs = _Key("""Stream, capped: the run log, one entry per batch. Written by ack, charge and note_crash.""")
     charts = _Key("""Hash, of at most 1,450 fields of 4 KiB: place of a minute -> a point of the charts
-        (master/policy/charts.py). Written by note_chart (leader), once a minute.""")
+        (master/policy/charts.py). Written by the leader, once a minute.""")
     audit = _Key("""String: the last audit's verdict and sums, one JSON object. Written by the audit, for pages and
         metrics.""")
     archived = _Key("""Hash: ``entries`` and ``runs`` -> the last id in the archive; ``proven_since_ms``,

@@ -33,13 +33,13 @@ from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Repo
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, PositionSaver, StreamCursor, TicketEntry
 from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.elector import Lead
-from usher.master.leader.entries import OVER_LIMIT, MarkReader, NewEntries, Rejected, partition_entries
+from usher.master.leader.entries import NO_NEW_ENTRIES, OVER_LIMIT, MarkReader, NewEntries, Rejected, partition_entries
 from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts
 from usher.master.leader.limits import LeaderLimits
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, HandOverReply, Parked
+from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, Parked
 from usher.master.policy.rules import Target
 from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, Takeover, read_again
 
@@ -283,6 +283,7 @@ class Dispatcher(Service):
         # 10. Records of the index, if no turn wrote them; and the group's position, with what 8 took.
         if now_s() >= self.board.due_records_s() + _RECORDS_S:
             self._carry_out(NOTHING)
+            self._follow_changes()
         look = self._position_saver.turn(self.board, self._steps, self._cursor.taken)
         if look is not None:
             self._steps.losses.cut(look.cut, look.position.delivered)
@@ -473,33 +474,29 @@ class Dispatcher(Service):
             plan = self.board.plan(self._cursor.batch(self.board), now_s())
             if plan is None:
                 break
-            handed += plan.size if self._carry_out(plan) else 0
+            handed += plan.size if self._carry_out(plan) is not None else 0
+            self._follow_changes()
             if self._events:
                 break
         return handed
 
-    def _carry_out(self, plan: HandOverPlan) -> bool:
-        """Carry out a plan, and bring the index up to date. Return whether that happened; else the board forgets the
-        plan."""
+    def _carry_out(self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES, count: int = 0) -> NewEntries | None:
+        """Take ``new``, carry out a plan, and bring the index up to date. Return what was read, of up to ``count``
+        entries. None: others have changed something, and nothing has happened; the board forgets the plan."""
         assert self._steps is not None
         index = self.board.outdated(now_s())
         try:
-            answer = self._steps.turn(plan, index=index)
+            answer = self._steps.turn(plan, new, count, index)
         except NotNow:
             self.board.withdraw(plan)
             raise
         if answer is None:
             self.board.withdraw(plan)
-        else:
-            self.board.over.difference_update(index)
-            self._learn(plan, answer[0])
-        self._follow_changes()
-        return answer is not None
-
-    def _learn(self, plan: HandOverPlan, reply: HandOverReply) -> None:
-        self.board.confirm(plan, reply)
-        for incarnation in reply.lost:
-            self._lose(incarnation)
+            return None
+        fence, read = answer
+        self.board.over.difference_update(index)
+        self.board.confirm(plan, fence)
+        return read
 
     # ---- 7 and 8: new entries ----------------------------------------------------------------------------------------
 
@@ -522,37 +519,30 @@ class Dispatcher(Service):
         if comes_again and not self._comes_again:
             self._steps.losses.set_back((new.found[0][0], self._cursor.given), None)
         self._comes_again = comes_again
-        now = now_s()
-        plan = (None if entries.late else self.board.plan(self._cursor.batch(self.board), now)) or NOTHING
-        count, index = self._cursor.count(self.board, new), self.board.outdated(now)
+        plan = (None if entries.late else self.board.plan(self._cursor.batch(self.board), now_s())) or NOTHING
+        count = self._cursor.count(self.board, new)
         try:
             new = replace(new, kept=entries.kept) if entries.kept else new
-            answer = self._steps.turn(plan, new, count, index)
+            read = self._carry_out(plan, new, count)
         except NotNow as refused:  # nothing has happened; what was read stays
-            self._withdraw(plan, entries, str(refused))
+            self._forget(entries, str(refused))
             raise
         except GroupMissing:  # all else has happened, so these may come again
             if new.found:
                 self._position_saver.remember(new)
             raise
-        if answer is None:
-            self._withdraw(plan, entries, "others have changed something")
+        if read is None:
+            self._forget(entries, "others have changed something")
             self._follow_changes()
             return True
-        reply, read = answer
-        self.board.over.difference_update(index)
         self._cursor.advance(new, read, count)
-        self._taken(plan, new, entries, reply)
-        self._follow_changes()
-        self._steps.note_cuts()
-        return self._cursor.may_have_more or (bool(new.found) and self.board.parked > 0)
-
-    def _taken(self, plan: HandOverPlan, new: NewEntries, entries: SortedEntries, reply: HandOverReply) -> None:
         if new.found:
             self._position_saver.remember(new)
         self._rejected += entries.rejected
-        self._learn(plan, reply)
         self.board.take_in(entries.late)
+        self._follow_changes()
+        self._steps.note_cuts()
+        return self._cursor.may_have_more or (bool(new.found) and self.board.parked > 0)
 
     def _sort(self, new: NewEntries) -> SortedEntries:
         assert self._steps is not None
@@ -599,8 +589,7 @@ class Dispatcher(Service):
                 late.append((entry_id, ticket))
         return kept, late
 
-    def _withdraw(self, plan: HandOverPlan, entries: SortedEntries, why: str) -> None:
-        self.board.withdraw(plan)
+    def _forget(self, entries: SortedEntries, why: str) -> None:
         self.board.forget(entries.new)
         event(log, "new_entries_retried", level=logging.DEBUG, why=why)
 

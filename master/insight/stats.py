@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from usher.common.base.clock import now_s, wall_ms
@@ -22,7 +22,7 @@ from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Link
+from usher.common.redis.client import Arg, Link
 from usher.common.redis.replies import cut_at, group_of, pairs
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
@@ -233,8 +233,7 @@ class BacklogWatch(Service):
         by_tenant: Callable[[], Mapping[bytes, int]],
     ) -> None:
         super().__init__()
-        self._link, self._scripts = link, ScriptRunner(link)
-        self._keys, self._key = keys, LogKeys(keys.stream).behind
+        self._link, self._keys, self._key = link, keys, LogKeys(keys.stream).behind
         self._lead, self._limits, self._waiting, self._by_tenant = lead, limits, waiting, by_tenant
         self.behind: dict[bytes, int] = {}
         self._said_s = 0.0
@@ -256,11 +255,17 @@ class BacklogWatch(Service):
         return _EVERY_S
 
     def _say(self, epoch: int) -> None:
-        group = self._keys.group.encode()
-        args = [word for name, number in self.behind.items() for word in (group + b"/" * bool(name) + name, number)]
-        script_keys = (self._key, self._keys.leader)
+        """Tell producers; what other groups say stays. A sign never lasts without an end: so one that comes late, when
+        another leads by then, does no harm."""
+        key, group = self._key, self._keys.group.encode()
+        now = {group + b"/" * bool(name) + name: number for name, number in self.behind.items()}
         try:
-            self._scripts.run("note_behind", script_keys, (epoch, int(_LASTS_S * 1000), group, *args))
+            held, told = self._link.all_of([("GET", self._keys.leader), ("HGETALL", key)])
+            over = [one for one in told[::2] if (one == group or one.startswith(group + b"/")) and one not in now]
+            signs = [("HSET", key, *chain.from_iterable(now.items())), ("PEXPIRE", key, int(_LASTS_S * 1000))]
+            commands: list[tuple[Arg, ...]] = [("HDEL", key, *over)] * bool(over) + signs * bool(now)
+            if parse_held(held).epoch == epoch:
+                self._link.transaction(self._link.connections, commands)
         except NotNow as refused:  # full memory, which tells producers itself
             event(log, "backlog_not_told", level=logging.WARNING, why=str(refused))
         self._said_s = now_s()

@@ -40,7 +40,7 @@ from usher.master.leader.entries import (
     PeekedEntry,
     Rejected,
 )
-from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, HandOverReply, is_given_back_head
+from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, is_given_back_head
 
 log = logging.getLogger(__name__)
 
@@ -315,12 +315,15 @@ class LeaderScripts:
         new: NewEntries = NO_NEW_ENTRIES,
         count: int = 0,
         index: Mapping[bytes, bytes] = _NOTHING,
-    ) -> tuple[HandOverReply, NewEntries] | None:
+    ) -> tuple[int, NewEntries] | None:
         """Read up to ``count`` entries more, and carry out a plan, which takes all of the ``new`` entries, in one
         transaction. One that was told is read with them, and the first of them if it is still there. Those of ``new``
         that are not in the plan are pending under ``master`` then. What was read is in nobody's list before a later
         turn takes it, or a new epoch is given it again. ``index``: records that are not up to date, of tickets that are
         not in the plan; empty: the ticket is over.
+
+        Return the fence of the tickets that changed their owner, and what was read. Whose lease has ended, the roster
+        tells (``ConsumerRegistry``): what one was given that has just died is taken back like all that it has.
 
         None: others have changed something that the plan may rest on (``changed`` and what follows it), and nothing
         happened. Raises Fenced, GroupMissing, and what ``Link.call`` raises: nothing happened, or it is not known what
@@ -335,10 +338,8 @@ class LeaderScripts:
         if new.found and rank(new.found[0][0]) <= self.highest:  # somebody has set the group back
             new, self._kept = replace(new, bodies=_NOTHING), KeptBodies()
         read = ("XREADGROUP", "GROUP", keys.group, "master", "COUNT", count, "NOACK", "STREAMS", keys.stream, ">")
-        leases = [keys.lease(target.incarnation) for target in plan.targets]
-        asked: list[tuple[Arg, ...]] = [("MGET", *leases)] if leases else []
-        if count > _MANY:  # the next ones may be as large as the newest
-            asked.append(("XREVRANGE", keys.stream, "+", "-", "COUNT", 1))
+        # the next ones may be as large as the newest
+        asked = [("XREVRANGE", keys.stream, "+", "-", "COUNT", 1)] if count > _MANY else []
         # A note of others that does not concern the plan stops it all the same, as long as it is on its way: of many
         # entries, without their bodies it is there sooner.
         for tried in range(1 + _TRIES):
@@ -355,18 +356,11 @@ class LeaderScripts:
             self._kept.add(new.bodies, packet.left)
             if missing := len(packet.left) - len(done[len(packet.commands) + (1 if count else -1)]):
                 self._cuts.append((missing, b"", new.found[-1][0], 0))
-        states = [
-            (target.incarnation, state)
-            for target, state in zip(plan.targets, told[0] if leases else (), strict=True)
-            if state != b"live"
-        ]
-        lost = [name for name, state in states if state is None]
-        reply = HandOverReply(packet.fence, [name for name, state in states if state is not None], lost)
         if plan.targets:
             self._kept.drop(chain.from_iterable(part.ids for target in plan.targets for part in target.parts))
             self._counts.hand_over(plan, began_ns)
-        newest, first = told[-1] if count > _MANY else [], new.found[0][0] if new.is_told else b""
-        return reply, self._was_read(done, count, newest, first) if count else NO_NEW_ENTRIES
+        newest, first = told[0] if told else [], new.found[0][0] if new.is_told else b""
+        return packet.fence, self._was_read(done, count, newest, first) if count else NO_NEW_ENTRIES
 
     def _packet(
         self, plan: HandOverPlan, new: NewEntries, index: Mapping[bytes, bytes], fence: int, has_bodies: bool
@@ -588,8 +582,10 @@ class LeaderScripts:
         return PositionLook(GroupPosition(delivered, oldest or None), cut, by_name)
 
     def note_chart(self, place: str, point: bytes) -> None:
-        keys = (self._keys.leader, self._keys.charts)
-        self._unfenced(self._scripts.run("note_chart", keys, (str(self.epoch), place, point)))
+        """Write a point of the charts. One that comes late, when we lead no more, does no harm: all that it goes by is
+        in Redis, and it says of when it is."""
+        self.check()
+        self._scripts.link.call("HSET", self._keys.charts, place, point)
 
     def due_delayed(self, most: int) -> DueLook:
         """Put delayed messages in the order of their times. Return up to ``most`` that are due."""

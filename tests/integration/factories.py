@@ -33,7 +33,7 @@ from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, Own
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import KeptBodies, LeaderScripts
 from usher.master.membership.registry import Membership
-from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, HandOverReply, TargetPlan, TicketPlan
+from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, TargetPlan, TicketPlan
 
 LEASE_MS = 60_000
 FIELD = "ticket_id"
@@ -386,15 +386,13 @@ def read(leader: LeaderScripts, count: int = 100) -> NewEntries:
     return replace(turn(leader, NOTHING, NewEntries(position, [], True), count)[1], position=position)
 
 
-def hand_over(leader: LeaderScripts, planned: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
+def hand_over(leader: LeaderScripts, planned: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> int:
     """A turn that reads nothing."""
     _begin(leader)
     return turn(leader, planned, news)[0]
 
 
-def turn(
-    leader: LeaderScripts, planned: HandOverPlan, news: NewEntries, count: int = 0
-) -> tuple[HandOverReply, NewEntries]:
+def turn(leader: LeaderScripts, planned: HandOverPlan, news: NewEntries, count: int = 0) -> tuple[int, NewEntries]:
     """A turn of a leader that knows what others have changed, and what the owners of tickets have of them."""
     stream = TicketStream(leader._scripts.link, leader._keys)
     going_on = [part for target in planned.targets for part in target.parts if not part.changes_owner]

@@ -1,4 +1,4 @@
-"""Producers that ask are told "not now" by one key (note_behind.lua), read along with what they send."""
+"""Producers that ask are told "not now" by one key, read along with what they send."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ class Play:
     def give(self, parts: Mapping[bytes, Sequence[bytes]]) -> int:
         """Hand over what came last; one record. Its fence."""
         heads = {ticket: self.world.head(ticket) for ticket in parts}
-        reply = hand_over(self.leader, plan(self.consumer.incarnation, parts, heads), read(self.leader, 1000))
-        return reply.fence
+        return hand_over(self.leader, plan(self.consumer.incarnation, parts, heads), read(self.leader, 1000))
 
     def messages(self) -> list[Message]:
         """What waits in the lanes, in the order in which it is run now; what succeeds is written when nothing goes on

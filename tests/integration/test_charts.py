@@ -71,7 +71,6 @@ def test_a_successor_goes_on_where_the_leader_ended(world: World) -> None:
 
 
 def test_a_deposed_leader_writes_nothing(world: World) -> None:
-    """By note_chart.lua."""
     former = world.elect()
     keeper = _keeper(world, former.epoch)
     world.elect("http://two", succeed=str(former.epoch))

@@ -28,7 +28,7 @@ from usher.master.leader.leader_scripts import LeaderScripts, Page
 from usher.master.operations.action_log import By
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
-from usher.master.policy.board.plans import NOTHING, HandOverPlan, HandOverReply
+from usher.master.policy.board.plans import NOTHING, HandOverPlan
 from usher.master.policy.rules import RuleAction, Target, rule_id
 
 LEASE_MS = 600_000
@@ -251,7 +251,7 @@ class Mirror(RedisModel):
         news: NewEntries = NO_NEW_ENTRIES,
         heard: int | None = None,
         index: Mapping[bytes, bytes] = MappingProxyType({}),
-    ) -> HandOverReply | None:
+    ) -> int | None:
         self._bring_up_to_date()
         self._steps.look()
         self._know()
@@ -259,8 +259,8 @@ class Mirror(RedisModel):
         if heard is None or heard == len(self.changed):
             self._steps.changed.clear()
         answer = self._steps.turn(plan, news, 0, index)
-        if answer is not None and answer[0].fence:
-            self.fence = answer[0].fence - 1
+        if answer is not None and answer[0]:
+            self.fence = answer[0] - 1
         mine = super().hand_over(plan, news, heard, index)
         assert (None if answer is None else answer[0]) == mine
         self._compare()

@@ -41,7 +41,7 @@ class TestTakeover:
         assert (planned is None) == (after_ms > 0)
         assert (board.next_due_s() is None) == (after_ms < 0)
         if planned is not None:
-            assert hand_over(leader, planned).fence > 5
+            assert hand_over(leader, planned) > 5
             assert world.pending() == {a.name: [b"1-1", b"2-1"]}
 
     def test_of_what_was_given_back_nothing_is_planned_that_becomes_a_dead_letter(self, world: World) -> None:

@@ -10,7 +10,6 @@ import pytest
 from tests.boards import NOW, arrive, board_with, freed, hand_over, ids
 from usher.master.policy.board import placement as choice
 from usher.master.policy.board.placement import Affinity
-from usher.master.policy.board.plans import HandOverReply
 
 
 class TestPlan:
@@ -97,19 +96,6 @@ class TestPlan:
 
 
 class TestReplies:
-    @pytest.mark.parametrize("how", ["closed", "lost"])
-    def test_who_drains_or_has_no_lease_any_more_gets_nothing_after_what_it_was_given(self, how: str) -> None:
-        board = board_with("c1")
-        arrive(board, b"T", 1, 2)
-        plan = board.plan(1000, NOW)
-        assert plan is not None
-        arrive(board, b"U", 3)
-        board.confirm(plan, HandOverReply(7, **{how: ["c1:1"]}))
-        assert board.plan(1000, NOW) is None
-        assert list(board.tickets[b"T"].running) == ids(1, 2), "it is taken back like all that it has"
-        board.join("c2:1", "c2", 4, 100, True)
-        assert hand_over(board) == {("c2:1", b"U"): ids(3)}
-
     def test_of_a_ticket_that_others_have_changed_nothing_is_planned_before_its_record_is_read(self) -> None:
         board = board_with("c1")
         arrive(board, b"T", 1)

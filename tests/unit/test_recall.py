@@ -7,7 +7,6 @@ import pytest
 from tests.boards import NOW, arrive, board_with, hand_over, ids, planned, wait_once
 from usher.common.protocol.marks import Mark
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import HandOverReply
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
 #: Late enough for what was handed over at NOW.
@@ -194,7 +193,7 @@ def test_what_was_asked_back_of_a_limited_tenant_waits_for_no_other_turn_and_cos
     for now_s in (NOW, NOW + 0.5):
         plan = board.plan(100, now_s)
         assert plan is not None
-        board.confirm(plan, HandOverReply(7))
+        board.confirm(plan, 7)
     board.join("b:2", "b", 1, 100, True)
     assert asked(board, NOW + 0.6) == {"a:1": [b"T2"]}
     board.set_record(b"T2", b"returned", 7, ids(2), NOW + 0.6)

@@ -8,7 +8,7 @@ import pytest
 from tests.boards import NOW, arrive, board_with, hand_over, ids, planned
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.limiter import Limiter
-from usher.master.policy.board.plans import BoardFacts, HandOverReply, Parked
+from usher.master.policy.board.plans import BoardFacts, Parked
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, TokenBuckets, rule_id
 
 
@@ -70,7 +70,7 @@ class TestSlow:
         plan = board.plan(100, NOW + 1.0)
         assert planned(plan) == {("c1:1", b"S"): ids(2, 3)}
         assert plan is not None
-        board.confirm(plan, HandOverReply(7))
+        board.confirm(plan, 7)
         assert planned(board.plan(100, NOW + 60)) == {("c1:1", b"S"): ids(4, 5)}, (
             "nobody saves up more than a second's worth"
         )

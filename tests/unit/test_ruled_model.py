@@ -21,7 +21,7 @@ from tests.leader_model import Leader
 from tests.redis_model import RedisModel
 from tests.unit.test_board_model import TICKETS, BoardMachine, Walk
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
-from usher.master.policy.board.plans import HandOverPlan, HandOverReply
+from usher.master.policy.board.plans import HandOverPlan
 from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad, Standing
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, rule_id
 
@@ -65,7 +65,7 @@ class RuledRedis(RedisModel):
         news: NewEntries = NO_NEW_ENTRIES,
         heard: int | None = None,
         index: Mapping[bytes, bytes] = MappingProxyType({}),
-    ) -> HandOverReply | None:
+    ) -> int | None:
         if self.known != self.version:
             return None
         for target in plan.targets:

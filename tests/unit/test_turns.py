@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.boards import ids, planned
 from usher.common.protocol.marks import MOST_URGENT, Mark
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import HandOverReply
 from usher.master.policy.board.turns import AGE_S
 
 
@@ -48,7 +47,7 @@ class Feed:
         if plan is None:
             return []
         if is_granted:
-            self.board.confirm(plan, HandOverReply(7))
+            self.board.confirm(plan, 7)
         else:
             self.board.withdraw(plan)
         return [part.ticket for target in plan.targets for part in target.parts]
@@ -57,7 +56,7 @@ class Feed:
         """So many messages, each done before the next is planned; their tickets."""
         done: list[bytes] = []
         while len(done) < messages and (plan := self.board.plan(1, self.now_s)) is not None:
-            self.board.confirm(plan, HandOverReply(7))
+            self.board.confirm(plan, 7)
             for (incarnation, ticket), entry_ids in planned(plan).items():
                 self.board.free(incarnation, [(ticket, entry_ids)], self.now_s)
                 done += [ticket] * len(entry_ids)
@@ -86,7 +85,7 @@ def test_long_tickets_count_by_their_messages() -> None:
     for _ in range(40):
         plan = feed.board.plan(1000, feed.now_s)
         assert plan is not None
-        feed.board.confirm(plan, HandOverReply(7))
+        feed.board.confirm(plan, 7)
         for (incarnation, ticket), entry_ids in planned(plan).items():
             done[feed.tenant_of[ticket]] += len(entry_ids)
             feed.board.free(incarnation, [(ticket, entry_ids)], feed.now_s)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from tests.boards import NOW, arrive, board_with, ids, planned, wait_once
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import HandOverReply
 
 #: Redis' clock, when ours says NOW.
 REDIS_MS = 1_790_000_000_000
@@ -64,7 +63,7 @@ def test_many_that_are_due_at_once_go_on_in_their_order_at_no_cost_for_those_wit
     for first in range(0, 50, 10):
         assert planned(plan) == {("c:1", b"T%d" % n): ids(n + 1) for n in range(first, first + 10)}
         assert plan is not None
-        board.confirm(plan, HandOverReply(7))
+        board.confirm(plan, 7)
         assert board.plan(100, NOW + 1) is None
         for n in range(first, first + 10):
             board.free("c:1", [(b"T%d" % n, ids(n + 1))], NOW + 1)

@@ -28,7 +28,6 @@ from usher.master.policy.board.plans import (
     TICKET_PLAN,
     BoardFacts,
     HandOverPlan,
-    HandOverReply,
     Parked,
     TargetPlan,
     TicketPlan,
@@ -188,16 +187,14 @@ class Board:
             return []
         return self.asked_back.choose(self.consumers, self.tickets, now_s)
 
-    def confirm(self, plan: HandOverPlan, reply: HandOverReply) -> None:
-        """Note that a plan was carried out."""
+    def confirm(self, plan: HandOverPlan, fence: int) -> None:
+        """Note that a plan was carried out. ``fence``: of the tickets that changed their owner."""
         for target in plan.targets:
-            head = b"%s %d" % (target.incarnation.encode(), reply.fence)
+            head = b"%s %d" % (target.incarnation.encode(), fence)
             for part in target.parts:
                 if part.changes_owner:
                     self.tickets[part.ticket].believed = head
                     self.over.discard(part.ticket)
-        for incarnation in (*reply.closed, *reply.lost):
-            self.close(incarnation)
 
     def withdraw(self, plan: HandOverPlan) -> None:
         """Undo a plan that certainly did not happen: its ids are parked again, where they were, and its tickets try

@@ -1,4 +1,4 @@
-"""Plans, what became of them, and what readers outside are told of the leader's memory: plain values."""
+"""Plans, and what readers outside are told of the leader's memory: plain values."""
 
 from __future__ import annotations
 
@@ -54,16 +54,6 @@ class HandOverPlan(NamedTuple):
 
 #: Plan when nothing can be handed over.
 NOTHING = HandOverPlan([], 0)
-
-
-class HandOverReply(NamedTuple):
-    """The outcome of a plan that was carried out. ``fence``: of the tickets that changed their owner. Of its
-    targets, ``closed`` are to get nothing more, and ``lost`` have no lease any more: what they were given is taken back
-    like all that they have."""
-
-    fence: int
-    closed: Sequence[str] = ()
-    lost: Sequence[str] = ()
 
 
 class Parked(NamedTuple):
