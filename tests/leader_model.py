@@ -60,8 +60,7 @@ class Leader:
         for incarnation in sorted(dead):
             leader.recoverer.add(incarnation)
         while leader.recovers:
-            for ticket in leader.recoverer.turn(board, redis, []):  # type: ignore[arg-type]
-                board.clear_record(ticket)
+            leader.recoverer.turn(board, redis, [])  # type: ignore[arg-type]
         board.take_in(redis.read_parked())
         return leader
 
@@ -96,7 +95,7 @@ class Leader:
 
     def recover(self) -> None:
         """One page."""
-        self.doubt(self.recoverer.turn(self.board, self.redis, self.rejected))  # type: ignore[arg-type]
+        self.recoverer.turn(self.board, self.redis, self.rejected, self.unsure)  # type: ignore[arg-type]
 
     def turn(self) -> None:
         """All of a turn."""

@@ -24,7 +24,6 @@ HALTED = "halted"
 #: Somebody who took entries without being asked to, until the sweep finds them.
 STRANGER = "stranger"
 PAGE = 2
-Freed = tuple[list[bytes], list[tuple[bytes, bytes]]] | None
 
 
 @dataclass
@@ -361,21 +360,11 @@ class RedisModel:
         found = [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
         return Page(page[-1] if page else None, found, [one for one in page if one not in self.pending])
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed:
-        """free_tickets.lua: the tickets that somebody else has, and what of the freed ones is under master; None if it
-        lives or has something."""
-        if self.lives(incarnation) or self.held_by(incarnation):
-            return None
-        others, parked = [], []
-        under_master = set(self.held_by(MASTER))
-        for ticket, _ in tickets:
-            record = self.index.get(ticket)
-            if record is not None and record.owner == incarnation:
-                parked += [(entry_id, ticket) for entry_id in record.ids if entry_id in under_master]
-                del self.index[ticket]
-            elif record is not None:
-                others.append(ticket)
-        return (others, parked)
+    def left_behind(self, incarnation: str, held: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[tuple[bytes, bytes]]:
+        """What of these is under master."""
+        assert not self.lives(incarnation)
+        assert not self.held_by(incarnation)
+        return [(one, ticket) for ticket, ids in held for one in ids if self.pending.get(one) == MASTER]
 
     def parked_page(self, after: bytes | None, count: int) -> Page:
         """take_back.lua: one page."""

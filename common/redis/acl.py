@@ -203,7 +203,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
 _MASTER = _words(
-    "begin reject note_cut take_back free_tickets sweep save_position recount_letters count_letters "
+    "begin reject note_cut take_back sweep save_position recount_letters count_letters "
     "drain deregister forget_attempts elect resign "
     "next_generation register redrive read_letters trim change_rules "
     "order find_entries send read_fields "

@@ -259,14 +259,14 @@ class Dispatcher(Service):
         assert self._steps is not None
         # 1. Events of other threads: reports free slots, rosters tell who died, rules must be read before planning.
         self._take_events()
-        # 2. Older entries: those of dead incarnations. Some of their tickets may have moved on: these are unsure.
-        self._doubt(self._recoverer.turn(self.board, self._steps, self._rejected))
+        # 2. Older entries: those of dead incarnations.
+        self._recoverer.turn(self.board, self._steps, self._rejected, self._unsure)
         # 3. Older entries: pending ones that the idle sweep finds.
         known, has_any = list(self._members), self._has_pending or bool(self.board.in_flight)
         sweeping = self._idle_sweep.turn(
             self.board, self._steps, known, now_s(), self._rejected, has_any, self._cursor.to_look_at
         )
-        # 4. Records of unsure tickets: after 1 and 2, which name most of them, and before they are planned.
+        # 4. Records of unsure tickets: after 1, which names most of them, and before they are planned.
         self._read_records()
         # 5. Older entries: those that memory did not keep of tickets that go on.
         reopening = read_again(self.board, self._steps)

@@ -19,7 +19,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, RedisTrouble, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.observability.metrics import LONG_US, DurationHistogram
-from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range, gap_of, loss_command
@@ -521,11 +521,11 @@ class LeaderScripts:
         ]
         return self.marks.read(found)
 
-    def reject(self, entries: Iterable[Rejected]) -> int:
+    def reject(self, entries: Iterable[Rejected], owner: str = MASTER.decode()) -> int:
         """Make dead letters of these entries. Return how many of them, from the first one, are over now: not all where
-        bodies are large."""
+        bodies are large. ``owner``: a dead incarnation, of whose entries only those count that Redis has dropped."""
         keys = self._keys
-        args = [part for entry in entries for part in entry]
+        args = [owner, *chain.from_iterable(entries)]
         return int(self._run("reject", (keys.stream, keys.leader, keys.dead, keys.letters), args)[1])
 
     def take_back(self, name: str, count: int, after: bytes | None = None) -> Page | None:
@@ -537,27 +537,18 @@ class LeaderScripts:
         reply = self._run("take_back", script_keys, (name, start, count, *self._parse_arguments))
         return None if reply[0] == b"ALIVE" else Page(reply[2] or None, _found(reply[3]), reply[4])
 
-    def free_tickets(
-        self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]
-    ) -> tuple[list[bytes], list[tuple[bytes, bytes]]] | None:
-        """Free the records of a dead incarnation's tickets, each with what memory has of it as unfinished. Return the
-        tickets that other consumers own, and (id, ticket) of entries that were under ``master`` unseen; None when it
-        still has entries."""
-        keys = self._keys
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead, keys.letters)
-        others, parked = list[bytes](), list[tuple[bytes, bytes]]()
-        left = [part for ticket, ids in tickets for part in (ticket, b" ".join(ids))]
-        while True:
-            state, *reply = self._run("free_tickets", script_keys, (incarnation, *left))
-            if state != b"OK":
-                if len(left) < 2 * len(tickets):
-                    raise ReplyUnknown(f"{incarnation} was handed something by another client: {state.decode()}")
-                return None
-            others += reply[0]
-            parked += [(found.id, found.ticket or b"") for found in _found(reply[1])]
-            del left[: 2 * reply[2]]
-            if not left:
-                return others, parked
+    def left_behind(self, incarnation: str, held: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[tuple[bytes, bytes]]:
+        """Look for what a dead incarnation, whose list is empty, had in processing, by ticket, and did not come back.
+        Return (id, ticket) of what somebody has taken to ``master`` by hand: it must be known before anything later of
+        the ticket is planned. What nobody has is over, or becomes a dead letter: its body is gone, and Redis >= 7 has
+        dropped it at a claim (renew, sweep) while its owner lived."""
+        keys, left = self._keys, [(one, ticket) for ticket, ids in held for one in ids]
+        asked = [("XPENDING", keys.stream, keys.group, one, one, 1) for one, _ in left]
+        found = list(zip(left, self._scripts.link.all_of(asked) if asked else (), strict=True))
+        gone = [Rejected(*entry, "body_gone") for entry, rows in found if not rows]
+        while gone:
+            del gone[: self.reject(gone, incarnation)]
+        return [entry for entry, rows in found if rows and rows[0][1] == MASTER]
 
     def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int, highest: bytes = b"") -> Swept:
         """Take one step of the idle sweep; entries owned by ``known`` incarnations with a living lease are left

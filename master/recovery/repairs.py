@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,31 +93,31 @@ class Recoverer:
     def is_busy(self) -> bool:
         return bool(self._queue)
 
-    def turn(self, board: Board, steps: LeaderScripts, rejected: list[Rejected]) -> Sequence[bytes]:
-        """Recover one page of the first incarnation. When its list is empty, its tickets are free, except those that a
-        drain or a successor has: return these, whose records must be read again. Entries that can be handed to no
+    def turn(self, board: Board, steps: LeaderScripts, rejected: list[Rejected], unsure: Container[bytes] = ()) -> None:
+        """Recover one page of the first incarnation. When its list is empty, its tickets are free, but for those that
+        are ``unsure``: others have changed their records, which are read first. Entries that can be handed to no
         consumer are added to ``rejected``."""
         if not self._queue:
-            return ()
+            return
         incarnation, recovery = next(iter(self._queue.items()))
         page = steps.take_back(incarnation, PAGE)
         if page is None:
             del self._queue[incarnation]
             if incarnation in board.consumers:
                 board.keep(incarnation)
-            return ()
+            return
         rejected += take_in(board, steps, page.found if self._looks else ())
         recovery.entries += len(page.found) + len(page.gone)
-        if page.last is not None or (freed := steps.free_tickets(incarnation, board.unfinished(incarnation))) is None:
-            return ()  # None: it was handed something after all; the next turn takes it back
-        others, parked = freed
+        if page.last is not None:
+            return
+        parked = steps.left_behind(incarnation, board.unfinished(incarnation))
         board.take_in(parked if self._looks else ())
         if not recovery.is_quiet:
             seconds = now_s() - recovery.began_s
             event(log, "consumer_recovered", consumer=incarnation, entries=recovery.entries, seconds=seconds)
             self._counts.recoveries.add([int(seconds * 1_000_000)])
         del self._queue[incarnation]
-        return board.recovered(incarnation, others)
+        board.recovered(incarnation, unsure)
 
 
 class IdleSweep:
@@ -405,10 +405,9 @@ class Takeover:
         for incarnation in sorted(dead):
             recoverer.add(incarnation, quietly=True)
         while recoverer.is_busy:
-            # Nobody else acts in our epoch, but a drain that ended just now may have given tickets back; all under
-            # ``master``, rejected ones included, is read afterwards.
-            for ticket in recoverer.turn(self.board, self._steps, []):
-                self.board.clear_record(ticket)
+            # All under ``master``, rejected ones included, is read afterwards; and who gives tickets back meanwhile
+            # notes it in ``changed``, which the first turn heeds.
+            recoverer.turn(self.board, self._steps, [])
             self._made_progress()
         for incarnation in sorted(dead & self.board.consumers.keys()):
             event(log, "unregistered_consumer", level=logging.WARNING, consumer=incarnation)

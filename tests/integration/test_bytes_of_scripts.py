@@ -57,7 +57,6 @@ def test_what_a_dead_owner_had_is_taken_back_a_few_at_a_time_and_its_loss_is_cou
     assert (sum(sizes), max(sizes)) == (len(ids), _READ)
     assert world.pending() == {b"master": ids}
     assert world.link.call("HGETALL", world.keys.attempts) == [ids[0], b"0 0 0 1"], "only the first may have run"
-    assert leader.free_tickets(incarnation, [(T, [])]) is not None
 
 
 def test_unusable_entries_become_letters_a_few_at_a_time(world: World) -> None:

@@ -79,7 +79,7 @@ def test_every_step_of_the_protocol_works_in_a_cluster(link: Link) -> None:
     leader.revoke(b.incarnation)
     world.end_lease(b)
     assert len(leader.take_back(b.incarnation, 10).found) == 1
-    assert leader.free_tickets(b.incarnation, [(b"U", [])]) is not None
+    assert leader.left_behind(b.incarnation, [(b"U", [b"9-1"])]) == []
     assert leader.reap(b.incarnation, "b", b.registration.dump())
     assert leader.sweep([], 0, b"0-0", 10).strays == []
     leader.save_position()

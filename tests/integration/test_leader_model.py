@@ -1,8 +1,7 @@
 """The model that the board is tested against tells the truth: the same long walks, with every step done by the real
 scripts too.
 
-``tests/redis_model.py`` says what turns, ack.lua, give_back.lua, take_back.lua and free_tickets.lua
-do. Here their answers, the pending list and the index are compared after every call.
+``tests/redis_model.py`` says what turns, ack.lua, give_back.lua and take_back.lua do. Here their answers, the pending list and the index are compared after every call.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from types import MappingProxyType
 import pytest
 
 from tests.integration.factories import bury
-from tests.redis_model import MASTER, Freed, RedisModel
+from tests.redis_model import MASTER, RedisModel
 from tests.unit.test_board_model import Walk
 from tests.unit.test_ruled_model import RuledRedis, RuledWalk, made_rule
 from usher.common.protocol.keys import Keys
@@ -276,10 +275,10 @@ class Mirror(RedisModel):
         self._compare()
         return real
 
-    def free_tickets(self, incarnation: str, tickets: Sequence[tuple[bytes, Sequence[bytes]]]) -> Freed:
+    def left_behind(self, incarnation: str, held: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[tuple[bytes, bytes]]:
         self._bring_up_to_date()
-        real = self._steps.free_tickets(incarnation, tickets)
-        assert real == super().free_tickets(incarnation, tickets)
+        real = self._steps.left_behind(incarnation, held)
+        assert real == super().left_behind(incarnation, held)
         self._compare()
         return real
 

@@ -168,7 +168,7 @@ def test_attempts_of_what_lost_its_body_go_with_it(world: World, leader: LeaderS
     world.delete(b"1-1")
     take_all(world, leader, dead, 10)
     assert attempts(world) == {b"2-1": Attempts(losses=1), b"3-1": Attempts(losses=1)}
-    world.apart_because = "free_tickets has not ended the recovery yet"
+    world.apart_because = "the recovery has not ended yet"
 
 
 _tallies = st.tuples(st.integers(0, 5), st.integers(0, 3)).map(lambda n: Attempts(max(n), min(n)))

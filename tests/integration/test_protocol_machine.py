@@ -35,7 +35,7 @@ MASTERS = ["m1", "m2"]
 UNUSABLE = [("text", "no ticket"), (FIELD, ""), (FIELD, b"\xff\xfe")]
 #: Steps of a leader whose replies may be lost.
 LEADER_STEPS = [
-    "read", "hand_over", "hand_over", "take_back", "free_tickets", "sweep", "reject", "HMGET",
+    "read", "hand_over", "hand_over", "take_back", "sweep", "reject", "HMGET",
 ]  # fmt: skip
 _SOME = st.integers(0, 30)  # chooses among what is there
 _TICKETS = st.lists(st.sampled_from(TICKETS), max_size=5)

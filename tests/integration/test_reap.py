@@ -105,7 +105,6 @@ def test_what_a_reaped_incarnation_is_given_is_taken_back_and_nothing_of_it_stay
     ids = world.parked(leader, b"T")
     hand_over(leader, plan(a, {b"T": ids}))
     assert [[one.id for one in leader.take_back(a.incarnation, 10).found] for _ in range(2)] == [ids, []]
-    assert leader.free_tickets(a.incarnation, [(b"T", [])]) is not None
     assert _reap(leader, a, b"")
     assert _traces(world, a) == (False, False, False)
 

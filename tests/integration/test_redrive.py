@@ -133,9 +133,7 @@ def test_a_halted_ticket_is_nobodys(world: World) -> None:
     assert leader.sweep([], 0, b"0-0", 100).strays == []
     world.end_lease(a)
     assert leader.take_back(a.incarnation, 10).last is None
-    freed = leader.free_tickets(a.incarnation, [(T, [])])
-    assert freed is not None
-    assert freed[0] == [T]
+    assert leader.left_behind(a.incarnation, [(T, ids)]) == [(one, T) for one in ids[1:]]
     assert leader.reap(a.incarnation, "a", a.registration.dump())
     assert (world.pending(), world.state().index[T]) == ({b"halted": ids[:1], b"master": ids[1:]}, before)
 

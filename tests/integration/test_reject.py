@@ -102,7 +102,6 @@ def test_what_is_too_large_is_found_wherever_an_entry_comes_from(world: World) -
     assert [found.size > 3 for found in strict.take_back(a.incarnation, 10).found] == [True]
     assert [found.size > 3 for found, _ in strict.sweep([], 50_000, b"0-0", 10).strays] == [True]
     assert {found.id for found in strict.read_parked(None, 10).found if found.size} == {held, stray}
-    assert strict.free_tickets(a.incarnation, [(b"T", [])]) is not None
 
 
 def test_all_kinds_of_unusable_tickets_end_as_letters_with_their_reason_and_others_do_not(world: World) -> None:

@@ -50,7 +50,7 @@ _CALLS: dict[str, _Call] = {
     "read_parked": lambda w, leader, a, b, head: leader.read_parked(None, 10),
     "reject": lambda w, leader, a, b, head: leader.reject([Rejected(b"9-1", b"", "empty_ticket_id")]),
     "take_back": lambda w, leader, a, b, head: leader.take_back(b.incarnation, 10),
-    "free_tickets": lambda w, leader, a, b, head: leader.free_tickets("x:1", [(b"U", [])]),
+    "left_behind": lambda w, leader, a, b, head: leader.left_behind("x:1", [(b"U", [b"9-1"])]),
     "sweep": lambda w, leader, a, b, head: leader.sweep([a.incarnation], 0, b"0-0", 100),
     "revoke": lambda w, leader, a, b, head: leader.revoke(a.incarnation),
     "reap": lambda w, leader, a, b, head: leader.reap("x:1", "x", b""),

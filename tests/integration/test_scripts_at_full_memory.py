@@ -83,11 +83,10 @@ def test_the_dead_are_recovered_and_forgotten(world: World) -> None:
         world.end_lease(a)
         while leader.take_back(a.incarnation, 1).last:
             pass
-        assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == ([], [(first, b"T")])
+        assert leader.left_behind(a.incarnation, [(b"T", [first, second])]) == [(first, b"T")]
         assert leader.reap(a.incarnation, "a", a.registration.dump())
     assert world.pending() == {b"master": [first]}
     assert [entry_id for entry_id, _, _ in world.state().letters()] == [second, *alone]
-    assert world.state().index == {}
     assert world.link.call("HLEN", world.keys.consumers) == 0
 
 
@@ -229,7 +228,7 @@ def _leader_calls(leader: LeaderScripts, a: Owner) -> list[Callable[[], object]]
         lambda: leader.read_parked(None, 10),
         lambda: leader.reject([Rejected(b"1-1", b"", "x")]),
         lambda: leader.take_back(a.incarnation, 10),
-        lambda: leader.free_tickets(a.incarnation, [(b"T", [])]),
+        lambda: leader.left_behind(a.incarnation, [(b"T", [b"9-1"])]),
         lambda: leader.sweep([], 0, b"0-0", 10),
         lambda: leader.revoke(a.incarnation),
         lambda: leader.reap(a.incarnation, "a", b""),

@@ -112,7 +112,7 @@ def test_after_a_sweep_of_a_dead_owner_the_end_of_its_recovery_names_what_was_sw
     world.end_lease(a)
     _sweep(leader, [a.incarnation])
     assert [found.id for found in leader.take_back(a.incarnation, 10).found] == left
-    assert leader.free_tickets(a.incarnation, [(b"T", [])]) == ([], [(one, b"T") for one in swept + left])
+    assert leader.left_behind(a.incarnation, [(b"T", swept + left)]) == [(one, b"T") for one in swept + left]
     assert world.state() == ({b"master": swept + left}, {}, [])
 
 

@@ -148,8 +148,6 @@ def test_an_entry_whose_body_is_gone_is_a_dead_letter_and_its_id_leaves_the_inde
     assert world.pending() == {b"master": [second]}
     assert world.state().letters() == [(entry_id, b"", b"body_gone") for entry_id in (first, third, *alone)]
     assert {letter[b"usher-owner"] for letter in world.dead()} == {a.name}
-    assert leader.free_tickets(a.incarnation, [(b"T", []), (b"U", [])]) == ([], [(second, b"T")])
-    assert world.link.call("HLEN", world.keys.tickets) == 0
 
 
 def test_thousands_come_back_in_one_call(world: World) -> None:

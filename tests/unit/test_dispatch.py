@@ -96,6 +96,20 @@ class TestPlan:
 
 
 class TestReplies:
+    def test_the_records_of_a_dead_consumer_go_but_for_those_that_others_have_changed(self) -> None:
+        board = board_with("c1")
+        for number, name in enumerate((b"T", b"U", b"V"), 1):
+            arrive(board, name, number)
+        hand_over(board)
+        freed(board, "c1:1", b"V", ids(3))
+        board.mark_lost("c1:1")
+        board.take_in([(one, b"T") for one in ids(1)])
+        board.recovered("c1:1", {b"U"})
+        assert board.outdated(NOW) == {b"T": b"", b"V": b""}
+        board.join("c2:1", "c2", 4, 100, True)
+        assert hand_over(board) == {("c2:1", b"T"): ids(1)}
+        assert board.outdated(NOW) == {b"V": b""}, "it has another record"
+
     def test_of_a_ticket_that_others_have_changed_nothing_is_planned_before_its_record_is_read(self) -> None:
         board = board_with("c1")
         arrive(board, b"T", 1)

@@ -22,9 +22,3 @@ local function group_facts(stream, group)
   redis.call('XPENDING', stream, group, '-', '+', 1)
   redis.call('XINFO', 'GROUPS', stream) -- it failed for another reason: raise that one
 end
-
--- Return whether nobody has an entry pending; nor has who gave it back without an owner (XNACK, from Redis 8.8 on).
-local function nobody_has(stream, group, id)
-  local row = redis.call('XPENDING', stream, group, id, id, 1)[1]
-  return not row or row[2] == ''
-end

@@ -76,13 +76,11 @@ local function has_letter(dead_key, id)
   return newest_of[id]
 end
 
--- Read a dead letter back: {head = values by name, fields = flat list of the original fields}; nil when it is missing.
-local function read_letter(dead_key, letter_id)
-  local flat, fields = body_of(dead_key, letter_id), {}
-  if not flat then return nil end
-  local head, at = head_of(flat)
-  for i = at, #flat do fields[i - at + 1] = flat[i] end
-  return {head = head, fields = fields}
+-- Return whether Redis >= 7 has dropped an entry at a claim, because its body is gone, and no letter tells of it.
+local function was_dropped(stream, group, dead_key, id)
+  local row = redis.call('XPENDING', stream, group, id, id, 1)[1]
+  local is_pending = row and row[2] ~= '' -- "": given back without an owner (XNACK, from Redis 8.8 on)
+  return not (is_pending or body_of(stream, id) or has_letter(dead_key, id))
 end
 
 -- Return where the message of a letter is: "halted" (pending under `halted`, or its ticket's record says so: the ticket

@@ -13,11 +13,6 @@ local function due_ms_of(owner)
   return tonumber(string.match(owner, '^waits@(%d+)$'))
 end
 
--- Return true when all that the record names is under `master`, and the next owner must begin with its lowest id.
-local function is_given_back(owner)
-  return owner == 'returned' or due_ms_of(owner) ~= nil
-end
-
 local function split_ids(ids)
   local list = {}
   for id in string.gmatch(ids, '%S+') do list[#list + 1] = id end

@@ -25,9 +25,9 @@ local record = redis.call('HGET', KEYS[2], ticket)
 local owner, fence, ids
 if record then owner, fence, ids = read_record(record) end
 if record and not owner or (owner and owner .. ' ' .. fence or '') ~= ARGV[4] then return 'MOVED' end
-local has_owner = KEYS[6] ~= nil
-local is_halted = owner == 'halted' and what == 'retry'
-if owner and not (has_owner or is_given_back(owner) or is_halted) then return 'MOVED' end
+local has_owner, is_halted = KEYS[6] ~= nil, owner == 'halted' and what == 'retry'
+local is_given_back = owner == 'returned' or owner and due_ms_of(owner)
+if owner and not (has_owner or is_given_back or is_halted) then return 'MOVED' end
 local whose = (has_owner or is_halted) and owner or 'master'
 local function is_pending(one)
   return #redis.call('XPENDING', KEYS[1], ARGV[1], one, one, 1, whose) == 1

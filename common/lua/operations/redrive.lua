@@ -66,9 +66,10 @@ local function resume(head, fence, tail)
 end
 
 local function redrive(letter_id)
-  local letter = read_letter(KEYS[3], letter_id)
+  local letter, fields = body_of(KEYS[3], letter_id), {}
   if not letter then return {'GONE'} end
-  local head = letter.head
+  local head, first = head_of(letter)
+  for at = first, #letter do fields[#fields + 1] = letter[at] end
   local place, fence, tail = place_of(stream, group, tickets_key, head)
   if place == 'elsewhere' then return {'HELD'} end
   local answer
@@ -77,7 +78,7 @@ local function redrive(letter_id)
     answer = {'RESUMED'}
   else
     answer = {place == 'halted' and 'RELEASED' or 'DROPPED'}
-    if what ~= 'drop' then answer = add_again(head, edited or letter.fields) end
+    if what ~= 'drop' then answer = add_again(head, edited or fields) end
     if answer[1] == 'CUT' then return answer end
     if place == 'halted' then -- by another message, or none: its place in the ticket's order is gone
       write_record(tickets_key, head['usher-ticket'], 'returned', fence, tail)

@@ -22,10 +22,8 @@ if policy ~= 'skip' and owner == 'halted' and fence == ARGV[10] and string.match
 end
 if owner ~= me or (policy ~= 'skip' and fence ~= ARGV[10]) then return 'STALE' end
 local left = without(ids, {[id] = true})
--- What is pending for nobody is over, or Redis >= 7 has dropped it, for its body is gone.
 local is_there = left ~= ids
-  and (#redis.call('XPENDING', stream, group, id, id, 1, me) == 1
-    or (nobody_has(stream, group, id) and not body_of(stream, id) and not has_letter(KEYS[4], id)))
+  and (#redis.call('XPENDING', stream, group, id, id, 1, me) == 1 or was_dropped(stream, group, KEYS[4], id))
 if policy == 'skip' and not is_there then return 'GONE' end
 if policy ~= 'skip' then -- what is of another type fails here, before anything has changed
   redis.call('HLEN', KEYS[5])

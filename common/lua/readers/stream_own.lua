@@ -16,7 +16,12 @@
 local stream, group, reader, what = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 if what == 'bury' then redis.call('XLEN', KEYS[2]) end -- what is no stream fails here, before anything has changed
 at_full_memory(KEYS[3])
-local removes = what ~= 'pass' and ARGV[4] == '1' and reads_alone(stream, group, KEYS[5], KEYS[4])
+-- Others: another group, one that was lost and will read again, a log consumer that has noted a checkpoint.
+local function reads_alone()
+  local others = redis.call('HLEN', KEYS[5]) - (redis.call('HGET', KEYS[5], group) and 1 or 0)
+  return others + redis.call('HLEN', KEYS[4]) == 0 and #redis.call('XINFO', 'GROUPS', stream) == 1
+end
+local removes = what ~= 'pass' and ARGV[4] == '1' and reads_alone()
 local function over(id, has_all)
   redis.call('XACK', stream, group, id)
   if removes and has_all then redis.call('XDEL', stream, id) end

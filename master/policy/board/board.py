@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import islice
 
 from usher.common.protocol.keys import MASTER
@@ -268,24 +268,21 @@ class Board:
         accepts = consumer.capacity > 0 and self.rules.of_consumers.get(consumer.name) is None
         self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, accepts)
 
-    def recovered(self, incarnation: str, others: Iterable[bytes] = ()) -> tuple[bytes, ...]:
-        """Free the tickets of a lost incarnation: all that it had is under ``master``.
-
-        Return those of ``others`` whose records must be read again.
-        """
+    def recovered(self, incarnation: str, unsure: Container[bytes] = ()) -> None:
+        """Free the tickets of a lost incarnation: all that it had is under ``master``. Their records, which still name
+        it, are over; those of ``unsure`` ones others have changed, and they must be read first."""
         if (consumer := self.consumers.pop(incarnation, None)) is None:
-            return ()
+            return
         self.in_flight -= consumer.in_flight
-        unsure = set(others)
         for name in list(consumer.tickets):
             ticket = self.tickets[name]
             ticket.running.clear()
             ticket.owner, ticket.believed, ticket.home = None, NOBODY, consumer.name
             ticket.standing = Standing.UNSURE if name in unsure else OPEN
+            self.over.add(name)
             self._finish(ticket)
         self._queue.retry(consumer.waiting)
         self._rank()
-        return tuple(name for name in unsure if name in self.tickets)
 
     def _rank(self) -> None:
         """Rank consumers anew, because those that may be chosen have changed. Tickets that found none try again."""

@@ -39,7 +39,7 @@ def _index_afterwards(
 ) -> Any:
     answer = _turn(steps, plan, new, count, index)
     if answer is not None:
-        for command in _packet(steps, plan, new, index, answer[0].fence, True).commands:
+        for command in _packet(steps, plan, new, index, answer[0], True).commands:
             if command[1] == steps._keys.tickets:
                 steps._scripts.link.call(*command)
     return answer
@@ -152,18 +152,11 @@ READS_FIRST = mutant(
 )
 FREED_FIRST = mutant(
     "tickets of the dead are freed before they are taken back",
-    LuaEdit(
-        "free_tickets",
-        "if #redis.call('XPENDING', stream, group, '-', '+', 1, ARGV[3]) > 0 then return {'PENDING'} end",
-        "",
-    ),
     CodeEdit(
         "usher.master.recovery.repairs:Recoverer.turn",
         "    page = steps.take_back(incarnation, PAGE)",
-        """    consumer = board.consumers.get(incarnation)
-    if consumer is not None:
-        freed = steps.free_tickets(incarnation, board.unfinished(incarnation))
-        return board.recovered(incarnation, freed[0])
+        """    if incarnation in board.consumers:
+        return board.recovered(incarnation)
     page = steps.take_back(incarnation, PAGE)""",
     ),
 )
