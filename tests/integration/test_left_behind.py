@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.factories import LEASE_MS, World, hand_over, read
+from tests.integration.factories import LEASE_MS, World
 from usher.common.base.errors import Fenced
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.policy.board.plans import NOTHING
 
 
 def test_what_somebody_took_to_master_unseen_is_told(world: World) -> None:
@@ -47,8 +46,8 @@ def test_what_redis_has_dropped_is_a_dead_letter_once_and_what_is_over_is_none(w
         pass
     for _ in range(2):
         assert leader.left_behind(a.incarnation, [(b"T", [over, entry_id])]) == []
-    drops = world.claiming_drops_the_bodiless
-    assert world.state().letters() == [(entry_id, b"T" if drops or is_told else b"", b"body_gone")]
+    ticket = b"T" if is_told or world.claiming_drops_the_bodiless else b""
+    assert world.state().letters() == [(entry_id, ticket, b"body_gone")]
     assert world.dead()[0][b"usher-owner"] == a.name
 
 
@@ -62,7 +61,6 @@ def test_a_deposed_leader_writes_no_letter(world: World, depose: Callable[[Leade
 def test_of_what_a_dead_one_had_nothing_that_is_there_is_rejected(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     held = world.owned(leader, a, b"T")
-    entry_id, *_ = world.send(b"U")
-    hand_over(leader, NOTHING, read(leader))
+    held += world.parked(leader, b"U")
     with world.unchanged():
-        assert leader.reject([Rejected(one, b"T", "body_gone") for one in (*held, entry_id)], "x:1") == 2
+        assert leader.reject([Rejected(one, b"T", "body_gone") for one in held], "x:1") == 2
