@@ -98,7 +98,6 @@ class Dispatcher(Service):
         self._cursor = StreamCursor(limits.batch, limits.read_ahead, notifier)
         self._marks = MarkReader(limits.marks)
         self._unsure: set[bytes] = set()  # tickets whose records must be read again
-        self._rules_due = False  # the rules may have changed since they were read
         self._rejected: list[Rejected] = []  # dead letters to be written
         self._reconciler = Reconciler(limits.reconcile_s)
         self._position_saver = PositionSaver(self._stream, limits.reconcile_s)
@@ -240,9 +239,9 @@ class Dispatcher(Service):
         self._cursor.begin(found.last_delivered, found.highest_pending)
         steps.highest = max(steps.highest, rank(found.highest_pending))
         self._position_saver.begin(found.last_delivered)
-        self._steps = steps
-        self.counts.adoptions += 1
         self._follow_rules()
+        self._steps = steps  # from now on a turn may fail without another takeover
+        self.counts.adoptions += 1
         self._reconciler.begin(now_s())
         event(log, "takeover_completed", epoch=epoch, **found.facts(), seconds=now_s() - started)
 
@@ -294,7 +293,7 @@ class Dispatcher(Service):
         if not more:
             self._recall()
         found_more = more or handed or sweeping or reopening or self._rejected
-        if found_more or self._recoverer.is_busy or self._events or self._unsure or self._rules_due:
+        if found_more or self._recoverer.is_busy or self._events or self._unsure:
             return 0.0
         # 12. Ask for a notification, if 8 did not: only when nothing is left to do, so under load nobody waits for one.
         self._cursor.arm(self.board)
@@ -328,16 +327,16 @@ class Dispatcher(Service):
         """Follow what others have noted: nothing is planned of these tickets before their records have been read, nor
         for consumers that have begun to drain."""
         assert self._steps is not None
-        changed, self._steps.changed = self._steps.changed, set()
-        self._doubt(changed)
-        consumers, self._steps.changed_consumers = self._steps.changed_consumers, set()
+        changed = self._steps.changed
+        self._doubt(name for kind, name in changed if kind == b"ticket")
+        consumers = {name.decode(errors="replace") for kind, name in changed if kind == b"consumer"}
         if known := list(consumers & self.board.consumers.keys()):
             states = self._link.call("MGET", *map(self._keys.lease, known))
             for incarnation in (name for name, state in zip(known, states, strict=True) if state != b"live"):
                 self.board.close(incarnation)
-        if self._steps.changed_rules or self._rules_due:
+        if any(kind == b"rules" for kind, _ in changed):
             self._follow_rules()
-            self._steps.changed_rules = False
+        self._steps.changed = set()  # not before: what Redis could not tell just now is followed in the next turn
 
     def _doubt(self, names: Iterable[bytes]) -> None:
         unsure = set(names)
@@ -363,13 +362,6 @@ class Dispatcher(Service):
 
     def _follow_rules(self) -> None:
         """Read the rules, which may have changed. They include the consumers that an operator has drained."""
-        assert self._steps is not None
-        self._rules_due = True  # stays True until it has worked: the change is announced once
-        self._read_rules()
-        self._follow_roster(self._members)
-        self._rules_due = False
-
-    def _read_rules(self) -> None:
         rules = read_rules(self._link, self._keys)
         if rules.version != self.board.rules.version:
             event(log, "rules_loaded", count=len(rules.rules), version=rules.version)
@@ -381,6 +373,7 @@ class Dispatcher(Service):
                     why = "no tenants without USHER_TENANT_FIELD"
                     event(log, "rule_without_effect", level=logging.WARNING, rule=rule.id, why=why)
         self.board.follow(rules)
+        self._follow_roster(self._members)
 
     def _lose(self, incarnation: str) -> bool:
         """Begin to recover a consumer whose lease was seen to have ended.

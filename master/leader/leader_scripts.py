@@ -40,7 +40,7 @@ from usher.master.leader.entries import (
     PeekedEntry,
     Rejected,
 )
-from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, is_given_back_head
+from usher.master.policy.board.plans import NOTHING, HandOverPlan
 
 log = logging.getLogger(__name__)
 
@@ -237,9 +237,9 @@ class LeaderScripts:
         # The connection watches the epoch, which was seen to be ours, and what others note in `changed`.
         self.is_guarded, self._connection = False, 0
         self.noted = ZERO  # the last of these notes that was read
-        self.changed: set[bytes] = set()  # tickets whose records others have changed: who follows that empties it
-        self.changed_consumers: set[str] = set()  # incarnations that have come, drain, or go
-        self.changed_rules = False
+        # Kind and name of what others have noted: tickets whose records they have changed, incarnations that come,
+        # drain, or go, rules. Who follows that empties it.
+        self.changed: set[tuple[bytes, bytes]] = set()
         self._fence, self._behind_ms = 0, 0.0  # the last one; what Redis' clock has more than ours
         self._taken = b""  # as it is noted, without the fence
         self._kept = KeptBodies()
@@ -270,11 +270,6 @@ class LeaderScripts:
     # ---- the turn ----------------------------------------------------------------------------------------------------
 
     @property
-    def has_news(self) -> bool:
-        """Return whether others have noted changes that nobody has followed yet."""
-        return bool(self.changed or self.changed_consumers or self.changed_rules)
-
-    @property
     def _watching(self) -> list[tuple[Arg, ...]]:
         """The commands that go with each transaction, behind it. The WATCH is the connection's, so a turn counts only
         on the one that it was sent over; and it must be there before we look at what the next plan rests on."""
@@ -289,8 +284,7 @@ class LeaderScripts:
         self._guard(self._scripts.link.all_of([("UNWATCH",), *self._watching])[1:])
 
     def _guard(self, replies: Sequence[Any]) -> set[tuple[bytes, bytes]]:
-        """Take the replies to ``_watching``. Return what is new of the notes, as kind and name: tickets whose records
-        have changed, incarnations that have come, begin to drain, or go, rules that have changed."""
+        """Take the replies to ``_watching``. Return what is new of the notes, as in ``changed``."""
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
@@ -303,9 +297,7 @@ class LeaderScripts:
         noted = {(fields[0], fields[1]) for _, fields in entries}
         if entries:
             self.noted = entries[-1][0]
-            self.changed |= {name for kind, name in noted if kind == b"ticket"}
-            self.changed_consumers |= {name.decode(errors="replace") for kind, name in noted if kind == b"consumer"}
-            self.changed_rules |= any(kind == b"rules" for kind, _ in noted)
+            self.changed |= noted
         self.is_guarded, self._connection = True, self._scripts.link.connections
         return noted
 
@@ -331,7 +323,7 @@ class LeaderScripts:
         """
         if not self.is_guarded:
             self.look()
-        if self.has_news:
+        if self.changed:
             return None
         keys, began_ns, count = self._keys, time.time_ns(), count + new.is_told
         self._kept.age(now_s())
@@ -380,9 +372,10 @@ class LeaderScripts:
         for target in plan.targets:
             head = b"%s %d " % (target.incarnation.encode(), fence)
             packed = []
-            for ticket, believed, its_ids, held in target.parts:
+            for part in target.parts:
+                ticket, believed, its_ids, held = part
                 line = its_ids[0] if len(its_ids) == 1 else b" ".join(its_ids)
-                if believed == NOBODY or is_given_back_head(believed):
+                if part.changes_owner:
                     records[ticket], its_fence, has_new_owners = head + line, b"", True
                 else:
                     records[ticket] = b" ".join((believed, *held, line))
@@ -493,7 +486,7 @@ class LeaderScripts:
         asked = ("XADD", self._keys.inbox(incarnation), "NOMKSTREAM", "*", "recall", pack_parts(parts))
         if not self.is_guarded:
             self.look()
-        return not self.has_news and self._transaction(NOTHING, _NOTHING, [asked], ())[0] is not None
+        return not self.changed and self._transaction(NOTHING, _NOTHING, [asked], ())[0] is not None
 
     def note_cuts(self) -> None:
         """Count, and tell of, entries that are gone and that turns have found missing: they were not handed over."""

@@ -405,8 +405,6 @@ def turn(leader: LeaderScripts, planned: HandOverPlan, news: NewEntries, count: 
     planned = planned._replace(targets=targets)
     while True:
         leader.changed.clear()
-        leader.changed_consumers.clear()
-        leader.changed_rules = False
         if (answer := leader.turn(planned, news, count)) is not None:
             return answer
 

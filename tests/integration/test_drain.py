@@ -15,7 +15,7 @@ def test_after_it_nothing_is_handed_over_any_more(world: World) -> None:
     a.steps.drain(LEASE_MS)
     assert world.lease(a) == b"draining"
     assert leader.turn(plan(a, {b"T": more}, {b"T": world.head(b"T")})) is None, "it hears of it first"
-    assert leader.changed_consumers == {a.incarnation}
+    assert leader.changed == {(b"consumer", a.name)}
 
 
 def test_the_lease_is_extended_and_still_ends(world: World) -> None:

@@ -232,8 +232,7 @@ class Mirror(RedisModel):
         mine = super().read(count)
         if is_new:
             self._steps.look()
-            kept, self._steps.changed, self._steps.changed_rules = self._steps.changed, set(), False
-            self._steps.changed_consumers.clear()
+            kept, self._steps.changed = self._steps.changed, set()
             answer = self._steps.turn(NOTHING, nothing, count)
             self._steps.changed |= kept
             assert answer is not None
@@ -253,10 +252,9 @@ class Mirror(RedisModel):
     ) -> int | None:
         self._bring_up_to_date()
         self._steps.look()
+        knows = heard is None or heard == len(self.changed)
+        self._steps.changed = {one for one in self._steps.changed if one[0] == b"ticket" and not knows}
         self._know()
-        self._steps.changed_consumers.clear()
-        if heard is None or heard == len(self.changed):
-            self._steps.changed.clear()
         answer = self._steps.turn(plan, news, 0, index)
         if answer is not None and answer[0]:
             self.fence = answer[0] - 1
@@ -316,7 +314,7 @@ class RuledMirror(Mirror, RuledRedis):
         }
 
     def _know(self) -> None:
-        self._steps.changed_rules = self.known != self.version
+        self._steps.changed |= {(b"rules", b"")} if self.known != self.version else set()
 
 
 @pytest.mark.parametrize("seed", [201, 202, 204, 205])

@@ -131,7 +131,7 @@ class TestTheLeader:
         pause(rules, b"somebody else")
         with world.unchanged():
             assert leader.turn(planned) is None
-        assert leader.changed_rules
+        assert {kind for kind, _ in leader.changed} == {b"rules"}
         hand_over(leader, planned)
         assert world.pending() == {a.name: ids}
 
@@ -187,6 +187,6 @@ def test_a_rule_for_a_tenant_says_so_where_there_are_no_tenants(
     rules.set(Rule(Target.TENANT, "a", RuleAction.PAUSE, None), _ALICE)
     marks = MarkFields("tenant" if has_tenants else "")
     limits = LeaderLimits(10, 8, math.inf, 100, 1e9, 1e9, 1000, FIELD, marks=marks)
-    Dispatcher(world.link, world.keys, Lead(), limits)._read_rules()
+    Dispatcher(world.link, world.keys, Lead(), limits)._follow_rules()
     said = [line.getMessage() for line in caplog.records if "rule_without_effect" in line.getMessage()]
     assert bool(said) != has_tenants

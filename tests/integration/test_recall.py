@@ -43,7 +43,7 @@ def test_when_others_have_changed_something_nobody_is_asked(world: World) -> Non
     asked = _held(world, b"T")
     world.link.call("XADD", world.keys.changed, "*", "ticket", b"T")
     before = world.inbox_records(a.incarnation)
-    assert (leader.recall(a.incarnation, asked), leader.changed) == (False, {b"T"})
+    assert (leader.recall(a.incarnation, asked), leader.changed) == (False, {(b"ticket", b"T")})
     assert not leader.recall(a.incarnation, asked), "as long as nobody has followed"
     assert world.inbox_records(a.incarnation) == before
 

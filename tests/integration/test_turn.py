@@ -281,7 +281,7 @@ def test_a_plan_of_a_ticket_that_others_have_changed_is_not_carried_out(world: W
         leader.is_guarded = False
     with world.unchanged():
         assert leader.turn(stale, news) is None
-    assert leader.changed == {b"T"}
+    assert leader.changed == {(b"ticket", b"T")}
     leader.changed.clear()
     hand_over(leader, plan(a, {b"T": first + more, b"U": other}, {b"T": world.head(b"T")}), news)
     assert world.pending() == {a.name: first + more + other}
@@ -294,7 +294,7 @@ def test_what_others_do_with_other_tickets_holds_up_nobody_and_is_told(world: Wo
     news = read(leader)
     a.steps.give_back([GiveBack(b"T", int(world.head(b"T").split()[1]))])
     assert leader.turn(plan(a, {b"U": ids}), news) is not None
-    assert leader.changed == {b"T"}
+    assert leader.changed == {(b"ticket", b"T")}
     assert leader.turn(NOTHING, count=1) is None, "that must be known before the next one"
 
 
@@ -305,8 +305,8 @@ def test_rules_that_change_hold_up_every_plan_once(world: World) -> None:
     world.link.call("XADD", world.keys.changed, "*", "rules", "1")
     with world.unchanged():
         assert leader.turn(plan(a, {b"U": ids}), news) is None
-    assert leader.changed_rules
-    leader.changed_rules = False
+    assert leader.changed == {(b"rules", b"1")}
+    leader.changed.clear()
     assert leader.turn(plan(a, {b"U": ids}), news) is not None
 
 
@@ -317,8 +317,8 @@ def test_a_consumer_that_begins_to_drain_gets_nothing_by_a_plan_that_does_not_kn
     a.steps.drain(60_000)
     with world.unchanged():
         assert leader.turn(plan(a, {b"U": ids}), news) is None
-    assert leader.changed_consumers == {a.incarnation}
-    leader.changed_consumers.clear()
+    assert leader.changed == {(b"consumer", a.name)}
+    leader.changed.clear()
     world.join("c")
     assert leader.turn(plan(b, {b"U": ids}), news) is not None, "who comes holds up nobody"
 
@@ -361,7 +361,7 @@ def test_what_others_change_while_a_turn_is_refused_is_not_forgotten(world: Worl
         leader.turn(stale, news)
     with world.unchanged():
         assert leader.turn(stale, news) is None
-    assert leader.changed == {b"T"}
+    assert leader.changed == {(b"ticket", b"T")}
 
 
 def test_a_leader_that_was_deposed_while_a_turn_was_refused_does_nothing_more(world: World) -> None:
@@ -411,7 +411,7 @@ def test_changes_of_others_that_do_not_concern_the_plan_cost_it_a_few_tries(
     answer = leader.turn(plan(a, {b"T": ids}), news)
     assert (answer is not None, len(sent)) == (notes < 6, min(notes + 1, 6))
     assert sent[0] > sent[1]
-    assert (world.pending(), leader.changed) == ({a.name: ids} if notes < 6 else {}, {b"other"})
+    assert (world.pending(), leader.changed) == ({a.name: ids} if notes < 6 else {}, {(b"ticket", b"other")})
 
 
 def test_over_another_connection_than_that_which_watches_nothing_happens(world: World) -> None:

@@ -15,11 +15,6 @@ NOBODY = b""
 _GIVEN_BACK = (RETURNED + b" ", b"waits@")
 
 
-def is_given_back_head(believed: bytes) -> bool:
-    """Return whether the head of a record says that the ticket was given back: it has no owner, and has a record."""
-    return believed.startswith(_GIVEN_BACK)
-
-
 class TicketPlan(NamedTuple):
     """A ticket's ids in a plan. ``believed``: the head of its record (``owner fence``) as memory has it, ``NOBODY`` for
     none. ``held``: what its owner has of it already."""
