@@ -34,7 +34,6 @@ class Leader:
         self.redis = redis
         self.board = self.board_class(window)
         self.recoverer = Recoverer()
-        self.unsure: set[bytes] = set()
         self.rejected: list[Rejected] = []
         self.heard = len(redis.changed)
         self.now_s = 0.0
@@ -95,14 +94,14 @@ class Leader:
 
     def recover(self) -> None:
         """One page."""
-        self.recoverer.turn(self.board, self.redis, self.rejected, self.unsure)  # type: ignore[arg-type]
+        self.recoverer.turn(self.board, self.redis, self.rejected)  # type: ignore[arg-type]
 
     def turn(self) -> None:
         """All of a turn."""
         self.look_at(self.redis.roster())
         self.recover()
         self.hear()
-        self.read_records(list(self.unsure))
+        self.read_records(list(self.board.unsure))
         self.reopen()
         self.hand_over()
         self.read()
@@ -119,13 +118,8 @@ class Leader:
 
     def hear(self) -> None:
         """What the stream of changed tickets says."""
-        self.doubt(self.redis.changed[self.heard :])
+        self.board.doubt(self.redis.changed[self.heard :])
         self.heard = len(self.redis.changed)
-
-    def doubt(self, names: Iterable[bytes]) -> None:
-        """Plan nothing of these before their records have been read."""
-        self.unsure.update(names)
-        self.board.doubt(self.unsure)
 
     def reopen(self) -> bool:
         """One page of what was not kept of a halted ticket."""
@@ -135,7 +129,6 @@ class Leader:
         """Memory follows the index."""
         self.board.waits.learn_time(self.redis.clock_ms, self.now_s)
         for name in names:
-            self.unsure.discard(name)
             record = self.redis.index.get(name)
             if record is None:
                 self.board.clear_record(name)

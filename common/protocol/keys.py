@@ -136,13 +136,13 @@ class Keys:
         holder.""")
     epoch = _Key("""String: the epoch of the leader that has begun last. Written by begin; turns of a leader watch it,
         and the lease is apart from it, because a key that is watched must not change with each renewal.""")
-    taken = _Key("""String: ``id entries-read fence``: all up to this id is pending, over, or a letter. What the group
-        was given above it is in nobody's list yet: the leader has it in memory. And the highest fence that was given.
-        Written by turns of the leader, begin and sweep.""")
+    taken = _Key("""String: ``id entries-read``: all up to this id is pending, over, or a letter. What the group was
+        given above it is in nobody's list yet: the leader has it in memory. Written by turns of the leader and
+        begin.""")
     watched = _Key("""String, deleted at once: what the doctor changes to see whether WATCH is kept (common/doctor).""")
-    counters = _Key("""Hash, never deleted: the last epoch and generation, the version of the rules, and the longest
-        lease of any consumer, in ms, with the first generation for which that is known. Written by elect,
-        next_generation, change_rules, register.""")
+    counters = _Key("""Hash, never deleted: the last epoch, fence and generation, the version of the rules, and the
+        longest lease of any consumer, in ms, with the first generation for which that is known. Written by elect, turns
+        of the leader, next_generation, change_rules, register.""")
     attempts = _Key("""Hash: stream id -> attempts (see common/protocol/attempts.py) of a message that failed or ran in
         a crash. A field is deleted when its entry is done. Written by charge (owner), note_crash (the owner's
         successor) and take_back (leader).""")

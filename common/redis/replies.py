@@ -309,7 +309,7 @@ def group_of(groups: Any, name: str, taken: Any) -> dict[bytes, Any] | None:
         if isinstance(reply, Exception):
             raise reply
     facts = next((facts for facts in map(pairs, groups) if facts[b"name"] == name.encode()), None)
-    last, read = [*(taken or b"").split(b" "), b""][:2]
+    last, _, read = (taken or b"").partition(b" ")
     if facts is None or not last or rank(last) >= rank(facts[b"last-delivered-id"]):
         return facts
     before, lag = facts.get(b"entries-read"), facts.get(b"lag")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -93,19 +93,14 @@ class Dispatcher(Service):
         self._connection = 0  # number of the link's connection in this epoch
         self.board = self._new_board()
         self.counts = LeaderCounters()
-        self._recoverer = Recoverer(self.counts)
-        self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
         self._cursor = StreamCursor(limits.batch, limits.read_ahead, notifier)
         self._marks = MarkReader(limits.marks)
-        self._unsure: set[bytes] = set()  # tickets whose records must be read again
         self._rejected: list[Rejected] = []  # dead letters to be written
-        self._reconciler = Reconciler(limits.reconcile_s)
         self._position_saver = PositionSaver(self._stream, limits.reconcile_s)
-        self._comes_again = False  # what was taken last, the group had been given before
-        self._has_pending = True  # somebody has pending entries, as of the last look
         self._unload_s = 0.0  # when to look again for what need not be in memory
         self.closed: frozenset[str] = frozenset()  # they get no new tickets while others do: health_checker.py
         self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
+        self._drop_memory()
 
     # ---- from other threads ------------------------------------------------------------------------------------------
 
@@ -210,15 +205,17 @@ class Dispatcher(Service):
         self._lead.doubt(epoch)
 
     def _drop_memory(self) -> None:
-        self._steps, self._comes_again, self._has_pending = None, False, True
+        self._steps = None
+        self._comes_again = False  # what was taken last, the group had been given before
+        self._has_pending = True  # somebody has pending entries, as of the last look
         while self._events:
             posted = self._events.popleft()
             if isinstance(posted, Report):
                 posted.answered.set()  # without answers: the HTTP thread says that we do not lead
-        self._unsure.clear()
         self._rejected.clear()
-        self._recoverer = Recoverer(self.counts)
-        self._idle_sweep = IdleSweep(self._limits.min_idle_ms, self._limits.sweep_s)
+        limits, self._recoverer = self._limits, Recoverer(self.counts)
+        self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
+        self._reconciler = Reconciler(limits.reconcile_s)
         if self.board.tickets or self.board.consumers:
             self.board = self._new_board()
 
@@ -236,13 +233,13 @@ class Dispatcher(Service):
         found = Takeover(self._link, self._keys, self._stream, steps, self._new_board(), self.made_progress)
         found.run(self._position_saver.memory)
         self.board, self._members = found.board, found.members
-        self._cursor.begin(found.last_delivered, found.highest_pending)
+        begins = found.last_delivered, found.highest_pending
+        self._cursor = StreamCursor(limits.batch, limits.read_ahead, self._notifier, *begins)
         steps.highest = max(steps.highest, rank(found.highest_pending))
         self._position_saver.begin(found.last_delivered)
         self._follow_rules()
         self._steps = steps  # from now on a turn may fail without another takeover
         self.counts.adoptions += 1
-        self._reconciler.begin(now_s())
         event(log, "takeover_completed", epoch=epoch, **found.facts(), seconds=now_s() - started)
 
     # ---- the turn ----------------------------------------------------------------------------------------------------
@@ -259,7 +256,7 @@ class Dispatcher(Service):
         # 1. Events of other threads: reports free slots, rosters tell who died, rules must be read before planning.
         self._take_events()
         # 2. Older entries: those of dead incarnations.
-        self._recoverer.turn(self.board, self._steps, self._rejected, self._unsure)
+        self._recoverer.turn(self.board, self._steps, self._rejected)
         # 3. Older entries: pending ones that the idle sweep finds.
         known, has_any = list(self._members), self._has_pending or bool(self.board.in_flight)
         sweeping = self._idle_sweep.turn(
@@ -293,7 +290,7 @@ class Dispatcher(Service):
         if not more:
             self._recall()
         found_more = more or handed or sweeping or reopening or self._rejected
-        if found_more or self._recoverer.is_busy or self._events or self._unsure:
+        if found_more or self._recoverer.is_busy or self._events or self.board.unsure:
             return 0.0
         # 12. Ask for a notification, if 8 did not: only when nothing is left to do, so under load nobody waits for one.
         self._cursor.arm(self.board)
@@ -328,7 +325,7 @@ class Dispatcher(Service):
         for consumers that have begun to drain."""
         assert self._steps is not None
         changed = self._steps.changed
-        self._doubt(name for kind, name in changed if kind == b"ticket")
+        self.board.doubt(name for kind, name in changed if kind == b"ticket")
         consumers = {name.decode(errors="replace") for kind, name in changed if kind == b"consumer"}
         if known := list(consumers & self.board.consumers.keys()):
             states = self._link.call("MGET", *map(self._keys.lease, known))
@@ -337,11 +334,6 @@ class Dispatcher(Service):
         if any(kind == b"rules" for kind, _ in changed):
             self._follow_rules()
         self._steps.changed = set()  # not before: what Redis could not tell just now is followed in the next turn
-
-    def _doubt(self, names: Iterable[bytes]) -> None:
-        unsure = set(names)
-        self._unsure |= unsure
-        self.board.doubt(unsure)
 
     def _follow_roster(self, members: dict[str, RegisteredConsumer]) -> None:
         before, self._members = self._members, members
@@ -402,7 +394,7 @@ class Dispatcher(Service):
         reported on, and then also at what others have changed."""
         assert self._steps is not None
         now = now_s()
-        names = list(self._unsure)[:PAGE]
+        names = list(self.board.unsure)[:PAGE]
         if not names:
             owner, names, was_all = self._reconciler.page(self.board, now)
             notes = read_command(self._keys.changed, self._steps.noted, None, 1)
@@ -417,7 +409,6 @@ class Dispatcher(Service):
         values, (seconds, micros) = self._link.all_of([("HMGET", self._keys.tickets, *names), ("TIME",)])
         self.board.waits.learn_time(1000 * int(seconds) + int(micros) // 1000, now_s())
         for name, value in zip(names, values, strict=True):
-            self._unsure.discard(name)
             if value is None:
                 self.board.clear_record(name)
                 continue
@@ -453,7 +444,7 @@ class Dispatcher(Service):
         self.board.free(owner, [(name, [one for one in ids if one in there]) for name, ids in missing.items()], now)
         if asked := self.board.held(name for name, ids in missing.items() if not gone.isdisjoint(ids)):
             self._steps.recall(owner, asked)
-        self._doubt(name for name, ids in missing.items() if not elsewhere.isdisjoint(ids))
+        self.board.doubt(name for name, ids in missing.items() if not elsewhere.isdisjoint(ids))
 
     # ---- 6: hand-over ------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,14 @@ class StreamCursor:
     What was read counts as taken with the turn that hands it over (``advance``).
     """
 
-    def __init__(self, batch: int, read_ahead: int, notifier: StreamNotifier | None) -> None:
+    def __init__(
+        self,
+        batch: int,
+        read_ahead: int,
+        notifier: StreamNotifier | None,
+        last_delivered: bytes = ZERO,
+        highest_pending: bytes = ZERO,
+    ) -> None:
         """``batch``: most entries read at once (see ``batch``). ``read_ahead``: see ``read_ahead_room``."""
         self._batch, self._read_ahead = batch, read_ahead
         self._notifier = notifier
@@ -63,20 +70,12 @@ class StreamCursor:
         self._page = _FIRST_READ  # most entries of the next read
         self.under_master = 0  # entries pending under ``master``, when that was last looked at
         self.is_full = False  # so many entries wait that no more are read
-        self.taken = ZERO  # all up to here was taken
-        self.last_read = ZERO
+        self.taken = self.last_read = last_delivered  # all up to here was taken; and read
         self._read = NO_NEW_ENTRIES  # what was read and not taken
         # Rank of the highest id that the group was given: it comes again when somebody sets the group back.
-        self._given = 0
-
-    def begin(self, last_delivered: bytes, highest_pending: bytes = ZERO) -> None:
-        self.taken, self.last_read, self._read = last_delivered, last_delivered, NO_NEW_ENTRIES
         self._given = max(rank(last_delivered), rank(highest_pending))
-        self._no_more_since_s = 0.0
-        self._page = _FIRST_READ
-        self._may_have_more, self.is_full, self.under_master = True, False, 0
-        if self._notifier is not None:
-            self._notifier.poll()  # it may be old
+        if notifier is not None:
+            notifier.poll()  # it may be old
 
     def next(self, board: Board, steps: LeaderScripts, now_s: float) -> NewEntries | None:
         """Return what was read, or told, and is to be taken; nothing, if it is to be read first. None: no consumer has

@@ -125,8 +125,8 @@ class LeaderCounters:
 
 
 class Packet(NamedTuple):
-    """The commands of a hand-over. ``fence``: 0 where no ticket changes its owner. ``taken``: as it is noted then,
-    before the fence. ``left``: the entries that ``master`` gets, by the last command."""
+    """The commands of a hand-over. ``fence``: 0 where no ticket changes its owner. ``taken``: as it is noted then.
+    ``left``: the entries that ``master`` gets, by the last command."""
 
     commands: list[tuple[Arg, ...]]
     fence: int
@@ -241,7 +241,7 @@ class LeaderScripts:
         # drain, or go, rules. Who follows that empties it.
         self.changed: set[tuple[bytes, bytes]] = set()
         self._fence, self._behind_ms = 0, 0.0  # the last one; what Redis' clock has more than ours
-        self._taken = b""  # as it is noted, without the fence
+        self._taken = b""  # as it is noted
         self._kept = KeptBodies()
         self.highest = 0  # rank of the highest id that anybody was given, as far as it is known
         # The last position of the group of which Redis said how many entries it had been given by then, this number,
@@ -401,14 +401,16 @@ class LeaderScripts:
             commands.append(("HSET", keys.tickets, *chain.from_iterable(records.items())))
         if over:
             commands.append(("HDEL", keys.tickets, *over))
+        if has_new_owners:
+            commands.append(("HSET", keys.counters, "fence", fence))
         for name, ids in new.kept.items():
             if name:
                 commands.append(("XCLAIM", keys.stream, keys.group, name, 0, *ids, "FORCE", "JUSTID"))
         if not new.found and last != self._given[0]:
             given = None
         taken = b"%s %s" % (last, b"" if given is None else b"%d" % given) if last else self._taken
-        if taken != self._taken or has_new_owners:
-            commands.append(("SET", keys.taken, b"%s %d" % (taken, fence if has_new_owners else self._fence)))
+        if taken != self._taken:
+            commands.append(("SET", keys.taken, taken))
         if left:
             commands.append(("XCLAIM", keys.stream, keys.group, "master", 0, *left, "FORCE", "JUSTID"))
         return Packet(commands, fence if has_new_owners else 0, taken, left)

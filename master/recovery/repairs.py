@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,10 +93,9 @@ class Recoverer:
     def is_busy(self) -> bool:
         return bool(self._queue)
 
-    def turn(self, board: Board, steps: LeaderScripts, rejected: list[Rejected], unsure: Container[bytes] = ()) -> None:
-        """Recover one page of the first incarnation. When its list is empty, its tickets are free, but for those that
-        are ``unsure``: others have changed their records, which are read first. Entries that can be handed to no
-        consumer are added to ``rejected``."""
+    def turn(self, board: Board, steps: LeaderScripts, rejected: list[Rejected]) -> None:
+        """Recover one page of the first incarnation. When its list is empty, its tickets are free. Entries that can be
+        handed to no consumer are added to ``rejected``."""
         if not self._queue:
             return
         incarnation, recovery = next(iter(self._queue.items()))
@@ -117,7 +116,7 @@ class Recoverer:
             event(log, "consumer_recovered", consumer=incarnation, entries=recovery.entries, seconds=seconds)
             self._counts.recoveries.add([int(seconds * 1_000_000)])
         del self._queue[incarnation]
-        board.recovered(incarnation, unsure)
+        board.recovered(incarnation)
 
 
 class IdleSweep:
@@ -187,10 +186,6 @@ class Reconciler:
         self._every_s = every_s
         self._pages: deque[tuple[str, list[bytes]]] = deque()
         self._next_s = 0.0
-
-    def begin(self, now_s: float) -> None:
-        self._pages.clear()
-        self._next_s = now_s + self._every_s
 
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self._next_s - now_s)

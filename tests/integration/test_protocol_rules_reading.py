@@ -58,7 +58,7 @@ def test_what_a_leader_had_read_and_not_handed_over_is_read_by_the_next(stage: S
         "what was taken is not noted",
         CodeEdit(
             "usher.master.leader.leader_scripts:LeaderScripts._packet",
-            'commands.append(("SET", keys.taken, b"%s %d" % (taken, fence if has_new_owners else self._fence)))',
+            'commands.append(("SET", keys.taken, taken))',
             "pass",
         ),
     )

@@ -25,7 +25,6 @@ class Looker:
         self.board = Board(10)
         self.board.join("a:1", "a", 8, room, True)
         self.cursor = StreamCursor(batch, 100_000, ear)
-        self.cursor.begin(ZERO)
         self.seen: list[bytes] = []
 
     def look(self, now_s: float = 0.0) -> NewEntries:

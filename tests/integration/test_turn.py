@@ -38,7 +38,7 @@ def test_entries_record_and_inbox_change_together_under_a_new_fence(world: World
     assert world.pending() == {a.name: ids}
     assert world.record(b"T") == (a.name, reply, ids)
     assert world.inbox(a) == [HandOver(b"T", reply, ids)]
-    assert world.link.call("GET", world.keys.taken).split(b" ")[2] == b"%d" % reply
+    assert world.link.call("HGET", world.keys.counters, "fence") == b"%d" % reply
     assert world.deliveries() == dict.fromkeys(ids, 1), "no delivery of its own"
 
 
@@ -51,21 +51,16 @@ def test_all_owners_of_a_turn_get_the_same_new_fence_and_later_ones_a_higher_one
     assert hand_over(leader, plan(a, {b"V": third})) > reply
 
 
-def _note_fence(world: World, fence: int) -> None:
-    key = world.keys.taken
-    world.link.call("SET", key, world.link.call("GET", key).rpartition(b" ")[0] + b" %d" % fence)
-
-
 def test_fences_never_fall_when_redis_lost_its_tail_or_a_clock_was_set_back(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, b"T")
     before = int(world.head(b"T").split()[1])
-    _note_fence(world, before - 1)
+    world.link.call("HSET", world.keys.counters, "fence", before - 1)
     time.sleep(0.005)  # a fence is by the millisecond
     world.link.call("DEL", world.keys.leader)
     world.owned(world.elect(), a, b"U")
     assert int(world.head(b"U").split()[1]) > before
-    _note_fence(world, 2**52)
+    world.link.call("HSET", world.keys.counters, "fence", 2**52)
     world.link.call("DEL", world.keys.leader)
     world.owned(world.elect(), a, b"V")
     assert int(world.head(b"V").split()[1]) == 2**52 + 1
@@ -88,9 +83,9 @@ def test_a_ticket_keeps_its_fence_and_its_record_grows_while_its_owner_has_entri
 def test_without_a_new_owner_no_fence_is_drawn(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, b"T")
-    second, taken = world.parked(leader, b"T"), world.link.call("GET", world.keys.taken)
+    counters, second = world.link.call("HGETALL", world.keys.counters), world.parked(leader, b"T")
     assert hand_over(leader, plan(a, {b"T": second}, {b"T": world.head(b"T")})) == 0
-    assert world.link.call("GET", world.keys.taken) == taken
+    assert world.link.call("HGETALL", world.keys.counters) == counters
 
 
 def test_of_a_ticket_whose_acknowledgement_came_before_its_report_the_record_begins_anew(world: World) -> None:
@@ -468,7 +463,9 @@ def test_whose_inbox_cannot_be_written_ends_and_what_it_was_given_is_taken_back(
 
 
 @pytest.mark.parametrize("state", ["LOST", "DRAINING", "REVOKED"])
-def test_what_one_is_given_whose_lease_has_ended_comes_back(world: World, state: str) -> None:
+def test_whose_lease_has_ended_or_takes_nothing_more_may_be_given_it_and_it_comes_back(
+    world: World, state: str
+) -> None:
     """Who has not heard of it gives it more: the roster tells who has died."""
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     first, second = world.parked(leader, b"T"), world.parked(leader, b"U")

@@ -360,7 +360,7 @@ _OF_OTHERS = {
         _SET_POSITION,
         f"GET {KEYS.leader}",
         f"SET {KEYS.leader} x",
-        f"HSET {KEYS.prefix}counters epoch 1",
+        f"HSET {KEYS.prefix}counters fence 1",
         f"HGET {KEYS.position} x",
         f"HRANDFIELD {KEYS.errors} -9",  # or as many times as it says
         "XREVRANGE ticket_stream + -",

@@ -177,10 +177,10 @@ class BoardMachine(RuleBasedStateMachine):
     def a_whole_turn(self) -> None:
         self.leader.turn()
 
-    @precondition(lambda self: self.leader.unsure)
+    @precondition(lambda self: self.leader.board.unsure)
     @rule()
     def read_what_is_unsure(self) -> None:
-        self.leader.read_records(list(self.leader.unsure))
+        self.leader.read_records(list(self.leader.board.unsure))
 
     @precondition(lambda self: self.board.in_flight)
     @rule(quiet_s=st.sampled_from([0.0, 3.0]))
@@ -389,7 +389,7 @@ class BoardMachine(RuleBasedStateMachine):
             parked.update(ticket.parked)
             elsewhere.update(ticket.running)
             if ticket.standing is Standing.UNSURE:
-                assert ticket.name in self.leader.unsure
+                assert ticket.name in self.leader.board.unsure
                 elsewhere.update(self.redis.recorded(ticket.name) - parked)
         hidden = {entry_id for entry_id in held if self._is_hidden(entry_id)}  # read again when the ticket moves
         for name, count in Counter(map(self.redis.ticket_of.__getitem__, hidden)).items():
@@ -538,7 +538,7 @@ class Walk:
             ),
             (10, runnable, lambda: machine.hand_over(limit())),
             (1, runnable, lambda: machine.redis_refuses_a_plan_for_the_moment(limit())),
-            (3, lambda: machine.leader.unsure, machine.read_what_is_unsure),
+            (3, lambda: machine.leader.board.unsure, machine.read_what_is_unsure),
             (
                 1,
                 lambda: machine.board.in_flight,

@@ -104,7 +104,8 @@ class TestReplies:
         freed(board, "c1:1", b"V", ids(3))
         board.mark_lost("c1:1")
         board.take_in([(one, b"T") for one in ids(1)])
-        board.recovered("c1:1", {b"U"})
+        board.doubt([b"U"])
+        board.recovered("c1:1")
         assert board.outdated(NOW) == {b"T": b"", b"V": b""}
         board.join("c2:1", "c2", 4, 100, True)
         assert hand_over(board) == {("c2:1", b"T"): ids(1)}

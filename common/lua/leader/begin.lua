@@ -14,7 +14,7 @@ redis.call('SET', KEYS[3], ARGV[2]) -- also before a group is made: a late turn 
 local facts = group_facts(stream, group)
 local position, given = facts['last-delivered-id'], facts['entries-read']
 local changes = redis.call('EXISTS', KEYS[7]) == 1 and facts_of(redis.call('XINFO', 'STREAM', KEYS[7]))
-local taken, read, fence = string.match(redis.call('GET', KEYS[4]) or '', '^(%d+%-%d+) (%d*) (%d+)$')
+local taken, read = string.match(redis.call('GET', KEYS[4]) or '', '^(%d+%-%d+) (%d*)$')
 if taken and is_above(position, taken) and ARGV[3] == '' then
   redis.call('XGROUP', 'SETID', stream, group, taken, unpack(read ~= '' and {'ENTRIESREAD', read} or {}))
   -- What was cut unread there has been counted (count_cut).
@@ -22,8 +22,8 @@ if taken and is_above(position, taken) and ARGV[3] == '' then
   if at == position then redis.call('HSET', KEYS[6], 'cut_at ' .. stream, taken .. ' ' .. counted) end
   position, given = taken, tonumber(read)
 elseif position ~= taken then -- made just now, or set back by hand
-  redis.call('SET', KEYS[4], position .. ' ' .. (given and string.format('%.0f', given) or '') .. ' ' .. (fence or '0'))
+  redis.call('SET', KEYS[4], position .. ' ' .. (given and string.format('%.0f', given) or ''))
 end
 if redis.call('HEXISTS', KEYS[5], group) == 0 then redis.call('HSET', KEYS[5], group, position) end
 local noted = changes and changes['last-generated-id'] or '0-0'
-return {'OK', position, given or '', fence or '0', noted}
+return {'OK', position, given or '', redis.call('HGET', KEYS[6], 'fence') or '0', noted}

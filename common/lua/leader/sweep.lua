@@ -53,11 +53,11 @@ local count = tonumber(ARGV[5])
 local following = claim_idle(
   stream, group, 'master', ARGV[3], ARGV[4], count, is_looked_after, comes_later, take_in, lose)
 -- What others have read, above all that was taken, is taken now: no later leader is to be given it again.
-local taken, fence = string.match(redis.call('GET', KEYS[5]) or '', '^(%d+%-%d+) %d* (%d+)$')
+local taken = string.match(redis.call('GET', KEYS[5]) or '', '^%d+%-%d+')
 local function take(id)
   if taken and is_above(id, taken) and not is_above(id, delivered) then
     taken = id
-    redis.call('SET', KEYS[5], taken .. '  ' .. fence)
+    redis.call('SET', KEYS[5], taken .. ' ')
   end
 end
 for at = 1, #strays, 3 do take(strays[at]) end

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from usher.common.protocol.keys import MASTER
@@ -75,6 +75,7 @@ class Board:
         self.consumers: dict[str, ConsumerLoad] = {}
         self.in_flight = 0  # messages that consumers have
         self.parked = 0  # messages in memory that no consumer has
+        self.unsure: set[bytes] = set()  # tickets whose records others have changed, and that are to be read again
         self.over: set[bytes] = set()  # tickets of which nothing is left, and that may have a record
         self._shrunk: set[bytes] = set()  # tickets of which something in their record is over
         self._rewritten_s = 0.0
@@ -262,15 +263,15 @@ class Board:
         """Keep an incarnation that was not lost after all. One that a rule has drained gets nothing new."""
         consumer = self.consumers[incarnation]
         for name in list(consumer.tickets):
-            self.tickets[name].standing = OPEN
+            self.tickets[name].standing = Standing.UNSURE if name in self.unsure else OPEN
             self._finish(self.tickets[name])
         # An incarnation that only a record named has no capacity here: it gets nothing before the roster knows it.
         accepts = consumer.capacity > 0 and self.rules.of_consumers.get(consumer.name) is None
         self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, accepts)
 
-    def recovered(self, incarnation: str, unsure: Container[bytes] = ()) -> None:
+    def recovered(self, incarnation: str) -> None:
         """Free the tickets of a lost incarnation: all that it had is under ``master``. Their records, which still name
-        it, are over; those of ``unsure`` ones others have changed, and they must be read first."""
+        it, are over, unless others have changed them."""
         if (consumer := self.consumers.pop(incarnation, None)) is None:
             return
         self.in_flight -= consumer.in_flight
@@ -278,7 +279,7 @@ class Board:
             ticket = self.tickets[name]
             ticket.running.clear()
             ticket.owner, ticket.believed, ticket.home = None, NOBODY, consumer.name
-            ticket.standing = Standing.UNSURE if name in unsure else OPEN
+            ticket.standing = Standing.UNSURE if name in self.unsure else OPEN
             self.over.add(name)
             self._finish(ticket)
         self._queue.retry(consumer.waiting)
@@ -499,6 +500,7 @@ class Board:
         it has in processing counts. What was asked back has cost its tenant nothing, and does not wait for another
         turn. A record that cannot be read counts as one that is halted at ``ZERO``: nothing of its ticket moves until
         somebody has looked."""
+        self.unsure.discard(name)
         fair, ticket = self._fair, self.tickets.get(name)
         if fair is not None and owner == RETURNED and ticket is not None and name in self.asked_back.asked:
             ticket.marks = ticket.marks or TicketMarks()
@@ -553,6 +555,7 @@ class Board:
 
     def clear_record(self, name: bytes) -> None:
         """Follow the index, which has no record of the ticket: nothing of it is in processing."""
+        self.unsure.discard(name)
         if (ticket := self.tickets.get(name)) is None or ticket.standing is Standing.RECOVERING:
             return
         self._disown(ticket)
@@ -566,6 +569,7 @@ class Board:
         ticket = self.tickets.get(name)
         if ticket is None or ticket.owner is None or ticket.owner.incarnation.encode() != owner:
             return False
+        self.unsure.discard(name)
         if ticket.standing is Standing.UNSURE:
             ticket.standing = OPEN
         self._finish(ticket)
@@ -595,6 +599,7 @@ class Board:
     def doubt(self, names: Iterable[bytes]) -> None:
         """Plan nothing of tickets whose records others have changed: these are read first."""
         for name in names:
+            self.unsure.add(name)
             ticket = self._ticket(name)
             if ticket.standing in (OPEN, Standing.WAITING):
                 ticket.standing = Standing.UNSURE
