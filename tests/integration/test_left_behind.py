@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.factories import LEASE_MS, World
+from tests.integration.factories import LEASE_MS, World, bury
 from usher.common.base.errors import Fenced
+from usher.consumer.lifecycle.owner_scripts import Letter
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
 
@@ -30,9 +31,8 @@ def test_what_somebody_took_to_master_unseen_is_told(world: World) -> None:
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_what_redis_has_dropped_is_a_dead_letter_once_and_what_is_over_is_none(world: World, is_told: bool) -> None:
-    """A body deleted while its owner lives, then the owner dies. From 7.0 on the owner's renewal drops the entry from
-    the pending list, so the recovery never sees it, and the leader is the last that knows of it; before, taking it back
-    has written the letter."""
+    """A body deleted while its owner lives, which then dies. From 7.0 on its renewal drops the entry, so that the leader
+    is the last that knows of it; before, taking it back has written the letter."""
     leader, a = world.elect(), world.join("a")
     over, entry_id = world.owned(leader, a, b"T", b"1-1", b"2-1")
     a.steps.ack([over])
@@ -40,7 +40,7 @@ def test_what_redis_has_dropped_is_a_dead_letter_once_and_what_is_over_is_none(w
     world.make_idle_if_there(a.incarnation, LEASE_MS, entry_id)
     a.steps.renew(LEASE_MS)
     if is_told:
-        world.give_up(a, b"T", "skip", entry_id)
+        bury(a.steps, Letter(b"T", entry_id, "gave_up", "", 1, 1, 2))
     world.end_lease(a)
     while leader.take_back(a.incarnation, 100).last:
         pass

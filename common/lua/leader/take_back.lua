@@ -25,8 +25,13 @@ if not is_parked then
   redis.call('HLEN', KEYS[5])
   at_full_memory(KEYS[5])
 end
-local entries, gone, is_there, n, size = {}, {}, {}, 0, 0
-local first_of, names = {}, {} -- the lowest id of each ticket of the page
+local entries, gone, n, size = {}, {}, 0, 0
+local function count_loss(id, ticket) -- of each ticket its first entry; nobody runs what has none
+  if type(ticket) == 'table' then ticket = ticket[1] end
+  if (ticket or '') == '' or redis.call('HSETNX', KEYS[6], ticket, '1') == 0 then return end
+  local starts, failures, crashes, losses = read_attempts(redis.call('HGET', KEYS[5], id))
+  redis.call('HSET', KEYS[5], id, attempts_value(starts, failures, crashes, losses + 1))
+end
 for _, row in ipairs(rows) do
   if not has_room() then break end
   local id = row[1]
@@ -37,13 +42,7 @@ for _, row in ipairs(rows) do
     local ticket = ticket_of(fields, field, longest, most, ARGV[9], ARGV[10])
     entries[n + 1], entries[n + 2] = id, ticket
     n = n + 2
-    if type(ticket) == 'table' then ticket = ticket[1] end
-    if ticket then -- else nobody runs it; and the field '' of KEYS[6] has another meaning
-      if not is_there[ticket] then
-        is_there[ticket] = true
-        first_of[#first_of + 1], names[#names + 1] = id, ticket
-      end
-    end
+    if not is_told then count_loss(id, ticket) end
   else
     bury(KEYS[4], id, '', 'body_gone', '', '0', name, now_ms(), now_ms(), nil)
     redis.call('XACK', stream, group, id)
@@ -56,18 +55,6 @@ if size == 0 then
   -- forgotten.
   redis.call('DEL', KEYS[6], KEYS[7])
 elseif not is_told then
-  local has_more = size < #rows or size == tonumber(ARGV[5])
-  in_chunks(#names, function(from, to)
-    local earlier = redis.call('HMGET', KEYS[6], unpack(names, from, to)) -- their first entry was on an earlier page
-    local known = redis.call('HMGET', KEYS[5], unpack(first_of, from, to))
-    for i = from, to do
-      if not earlier[i - from + 1] then
-        local starts, failures, crashes, losses = read_attempts(known[i - from + 1])
-        redis.call('HSET', KEYS[5], first_of[i], attempts_value(starts, failures, crashes, losses + 1))
-        if has_more then redis.call('HSET', KEYS[6], names[i], '1') end
-      end
-    end
-  end)
-  if has_more then redis.call('PEXPIRE', KEYS[6], 3600000) end
+  redis.call('PEXPIRE', KEYS[6], 3600000)
 end
 return {'OK', size, last, entries, gone}

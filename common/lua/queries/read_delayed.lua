@@ -33,14 +33,11 @@ if #ARGV > 8 then
   return {1, '', '', rows}
 end
 
--- The first place behind that message, which may be gone: they are in the order of their times, and those of one time
--- in that of their members.
-local place, ends, after = 0, redis.call('ZCARD', KEYS[2]), tonumber(ARGV[1])
-while after and place < ends do
-  local middle = math.floor((place + ends) / 2)
-  local found = redis.call('ZRANGE', KEYS[2], middle, middle, 'WITHSCORES')
-  local time = tonumber(found[2])
-  if time > after or (time == after and found[1] > ARGV[2]) then ends = middle else place = middle + 1 end
+-- The first place behind that message; where it is gone, or has another time, that of the first one of its time.
+local place, after = 0, tonumber(ARGV[1])
+if after then
+  local is_there = tonumber(redis.call('ZSCORE', KEYS[2], ARGV[2]) or '-1') == after
+  place = is_there and redis.call('ZRANK', KEYS[2], ARGV[2]) or redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. ARGV[1])
 end
 local looked, time, member = 0, '', ''
 while looked < most and (looked == 0 or has_room()) do
@@ -48,8 +45,10 @@ while looked < most and (looked == 0 or has_room()) do
   local some = redis.call('ZRANGE', KEYS[2], place, place + wanted - 1, 'WITHSCORES')
   for at = 1, #some, 2 do
     if looked > 0 and not has_room() then return {0, time, member, rows} end
-    member, time, looked = some[at], some[at + 1], looked + 1
-    look(member, time)
+    if tonumber(some[at + 1]) ~= after or some[at] > ARGV[2] then
+      member, time, looked = some[at], some[at + 1], looked + 1
+      look(member, time)
+    end
   end
   if #some < 2 * wanted then return {1, time, member, rows} end
   place = place + wanted
