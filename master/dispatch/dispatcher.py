@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown
 from usher.common.base.log import event
-from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.registration import name_of
-from usher.common.protocol.stream_id import ZERO, rank
+from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import SAME_MEMORY, Link
-from usher.common.redis.replies import TicketStream, parse_record, read_command
+from usher.common.redis.replies import TicketStream, read_command, record_or_none
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Report
@@ -41,7 +41,7 @@ from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, Parked
 from usher.master.policy.rules import Target
-from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, Takeover, read_again
+from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, Takeover, read_again, unreadable
 
 log = logging.getLogger(__name__)
 
@@ -412,12 +412,7 @@ class Dispatcher(Service):
             if value is None:
                 self.board.clear_record(name)
                 continue
-            try:
-                record = parse_record(value)
-            except ValueError:
-                event(log, "record_unreadable", level=logging.ERROR, ticket=name)
-                self.board.set_record(name, HALTED, 0, [ZERO], now)
-                continue
+            record = record_or_none(value) or unreadable(name)
             if self.board.is_of(name, record.owner):
                 continue
             to_recover = self.board.set_record(name, record.owner, record.fence, record.ids, now)
@@ -433,14 +428,12 @@ class Dispatcher(Service):
         assert self._steps is not None
         pending, now = set(self._stream.pending_of(owner)), now_s()
         missing = {name: [one for one in ids if one not in pending] for name, ids in self.board.looked_at(names, now)}
-        ids, there, gone, elsewhere = [*chain.from_iterable(missing.values())], set[bytes](), set[bytes](), set[bytes]()
-        stream, group = self._keys.stream, self._keys.group
-        for at in range(0, len(ids), _BODIES):
-            some = ids[at : at + _BODIES]
-            held = self._link.all_of([("XPENDING", stream, group, one, one, 1) for one in some])
-            bodies = self._link.all_of([("XRANGE", stream, one, one) for one in some])
-            for entry_id, rows, found in zip(some, held, bodies, strict=True):
-                (elsewhere if rows else there if found else gone).add(entry_id)
+        owners, there = self._steps.owners_of(list(chain.from_iterable(missing.values()))), set[bytes]()
+        alone = [one for one, owner in owners.items() if owner is None]
+        for at in range(0, len(alone), _BODIES):
+            bodies = self._link.all_of([("XRANGE", self._keys.stream, one, one) for one in alone[at : at + _BODIES]])
+            there.update(found[0][0] for found in bodies if found)
+        gone, elsewhere = {*alone} - there, owners.keys() - alone
         self.board.free(owner, [(name, [one for one in ids if one in there]) for name, ids in missing.items()], now)
         if asked := self.board.held(name for name, ids in missing.items() if not gone.isdisjoint(ids)):
             self._steps.recall(owner, asked)
@@ -561,11 +554,12 @@ class Dispatcher(Service):
         """Sort entries that come again, because somebody has set the group back, or because it was lost: those that
         somebody has, as in ``NewEntries``, and the others. Memory alone cannot tell: a late report of the first time
         may have freed them there."""
+        assert self._steps is not None
         kept: dict[str, list[bytes]] = {}
         late: list[TicketEntry] = []
-        asked = [("XPENDING", self._keys.stream, self._keys.group, one, one, 1) for one, _ in again]
-        for (entry_id, ticket), rows in zip(again, self._link.all_of(asked) if asked else (), strict=True):
-            if rows and rows[0][1]:
+        owners = self._steps.owners_of([one for one, _ in again])
+        for entry_id, ticket in again:
+            if owners[entry_id]:
                 kept.setdefault("", []).append(entry_id)
             elif name := self.board.who_has(ticket, entry_id):
                 kept.setdefault(name, []).append(entry_id)

@@ -530,18 +530,23 @@ class LeaderScripts:
         reply = self._run("take_back", script_keys, (name, start, count, *self._parse_arguments))
         return None if reply[0] == b"ALIVE" else Page(reply[2] or None, _found(reply[3]), reply[4])
 
+    def owners_of(self, ids: Sequence[bytes]) -> dict[bytes, bytes | None]:
+        """Return for whom each of these is pending; None: for nobody."""
+        asked = [("XPENDING", self._keys.stream, self._keys.group, one, one, 1) for one in ids]
+        found = self._scripts.link.all_of(asked) if asked else ()
+        return {one: rows[0][1] if rows else None for one, rows in zip(ids, found, strict=True)}
+
     def left_behind(self, incarnation: str, held: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[tuple[bytes, bytes]]:
         """Look for what a dead incarnation, whose list is empty, had in processing, by ticket, and did not come back.
         Return (id, ticket) of what somebody has taken to ``master`` by hand: it must be known before anything later of
         the ticket is planned. What nobody has is over, or becomes a dead letter: its body is gone, and Redis >= 7 has
         dropped it at a claim (renew, sweep) while its owner lived."""
-        keys, left = self._keys, [(one, ticket) for ticket, ids in held for one in ids]
-        asked = [("XPENDING", keys.stream, keys.group, one, one, 1) for one, _ in left]
-        found = list(zip(left, self._scripts.link.all_of(asked) if asked else (), strict=True))
-        gone = [Rejected(*entry, "body_gone") for entry, rows in found if not rows]
+        left = [(one, ticket) for ticket, ids in held for one in ids]
+        owners = self.owners_of([one for one, _ in left])
+        gone = [Rejected(*entry, "body_gone") for entry in left if owners[entry[0]] is None]
         while gone:
             del gone[: self.reject(gone, incarnation)]
-        return [entry for entry, rows in found if rows and rows[0][1] == MASTER]
+        return [entry for entry in left if owners[entry[0]] == MASTER]
 
     def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int, highest: bytes = b"") -> Swept:
         """Take one step of the idle sweep; entries owned by ``known`` incarnations with a living lease are left

@@ -25,7 +25,7 @@ from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, Span, before, rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import TicketStream, redis_ms, span_of
+from usher.common.redis.replies import TicketRecord, TicketStream, redis_ms, span_of
 from usher.master.leader.elector import Lead
 from usher.master.leader.entries import PeekedEntry, Rejected, partition_entries
 from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts, LeaderService
@@ -52,6 +52,12 @@ _CALM = 6
 _STEP_S = 0.02
 #: Seconds between two pages of the reconciler, in which others have their turn.
 _PAUSE_S = 0.02
+
+
+def unreadable(ticket: bytes) -> TicketRecord:
+    """Tell of a record that cannot be read, and return what it counts as (``Board.set_record``)."""
+    event(log, "record_unreadable", level=logging.ERROR, ticket=ticket)
+    return TicketRecord(HALTED, 0, [ZERO])
 
 
 def take_in(
@@ -372,11 +378,7 @@ class Takeover:
         for number, (ticket, record) in enumerate(self._stream.records()):
             if number % _TAKEN_IN == 0:
                 self._made_progress()
-            if record is None:
-                event(log, "record_unreadable", level=logging.ERROR, ticket=ticket)
-                self.board.set_record(ticket, HALTED, 0, [ZERO], now)
-                continue
-            owner, fence, ids = record
+            owner, fence, ids = record or unreadable(ticket)
             if is_given_back(owner):
                 # Entries that come as new are not parked under ``master``.
                 ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]

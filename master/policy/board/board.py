@@ -501,18 +501,11 @@ class Board:
         turn. A record that cannot be read counts as one that is halted at ``ZERO``: nothing of its ticket moves until
         somebody has looked."""
         self.unsure.discard(name)
-        fair, ticket = self._fair, self.tickets.get(name)
-        if fair is not None and owner == RETURNED and ticket is not None and name in self.asked_back.asked:
+        ticket = self._ticket(name)
+        if self._fair is not None and owner == RETURNED and name in self.asked_back.asked:
             ticket.marks = ticket.marks or TicketMarks()
             ticket.marks.since = (0.0, 0)
             self._give_back(ticket, len(ticket.running))
-        to_recover = self._follow_record(name, owner, fence, ids, now_s)
-        if fair is not None:
-            self._limiter.began(self.tickets[name])
-        return to_recover
-
-    def _follow_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
-        ticket = self._ticket(name)
         if (is_put_off := is_waiting(owner)) and ticket.owner is not None:
             ticket.home = ticket.owner.name  # who knows why it waits
         # What was put off, its consumer has worked on: very many that need what is away must not look like slow work.
@@ -544,6 +537,7 @@ class Board:
         # Parked entries are under ``master`` for certain; the index still ascribes strays to their dead owner.
         strays = set(ids).intersection(ticket.parked)
         ticket.running = dict.fromkeys(entry_id for entry_id in ids if entry_id not in strays)
+        self._limiter.began(ticket)
         consumer.in_flight += len(ticket.running)
         self.in_flight += len(ticket.running)
         if not consumer.capacity or ticket.standing is Standing.RECOVERING:
