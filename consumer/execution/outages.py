@@ -179,8 +179,8 @@ class Outages:
         return sum(len(outage.tickets) for outage in [*self.known.values()] if outage.is_on)
 
     def is_quiet(self, ticket: bytes) -> bool:
-        """Return whether neither a start nor a success of this ticket changes anything: a glance, without the lock. Where
-        one of a hundred fails, that is so for nearly all."""
+        """Return whether neither a start nor a success of this ticket changes anything: a glance, without the lock.
+        Where one of a hundred fails, that is so for nearly all."""
         return self._is_quiet and ticket not in self._of
 
     def failed(self, message: Message, sign: Sign, how: str, now_s: float) -> Wait | None:
