@@ -49,7 +49,7 @@ class MarkFields(NamedTuple):
     by_stream: bool = False
 
     @property
-    @cache  # it is asked for each message
+    @cache  # noqa: B019 - asked for each message, of the one value that a process has
     def names(self) -> tuple[bytes, bytes]:
         tenant = self.tenant.encode()
         if self.tenant == _STREAM or self.tenant.startswith(_TICKET):
