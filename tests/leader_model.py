@@ -84,7 +84,8 @@ class Leader:
                 self.lose(incarnation)
 
     def lose(self, incarnation: str) -> None:
-        if not self.recoverer.has(incarnation) and self.board.mark_lost(incarnation):
+        if not self.recoverer.has(incarnation) and incarnation in self.board.consumers:
+            self.board.mark_lost(incarnation)
             self.recoverer.add(incarnation)
 
     @property

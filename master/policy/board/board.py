@@ -245,19 +245,14 @@ class Board:
         self.consumers[incarnation].accepts = False
         self._rank()
 
-    def mark_lost(self, incarnation: str) -> bool:
-        """Note that an incarnation's lease has ended: its tickets are recovered before anything of them is planned.
-
-        Return False if it is not known.
-        """
-        if (consumer := self.consumers.get(incarnation)) is None:
-            return False
+    def mark_lost(self, incarnation: str) -> None:
+        """Note that an incarnation's lease has ended: its tickets are recovered before anything of them is planned."""
+        consumer = self.consumers[incarnation]
         consumer.accepts = False
         for name in consumer.tickets:
             self.tickets[name].standing = Standing.RECOVERING
             self.asked_back.forget(name)
         self._rank()
-        return True
 
     def keep(self, incarnation: str) -> None:
         """Keep an incarnation that was not lost after all. One that a rule has drained gets nothing new."""
