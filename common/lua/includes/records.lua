@@ -44,10 +44,10 @@ local function claim_all(stream, group, held)
   for at = 2, #ids do is_sorted = is_sorted and is_above(ids[at], ids[at - 1]) end
   if not is_sorted then table.sort(ids, function(one, other) return is_above(other, one) end) end
   for _, id in ipairs(ids) do over[id] = true end
-  in_chunks(#ids, function(from, to)
-    local command = {'XCLAIM', stream, group, 'master', '0', unpack(ids, from, to)}
+  for from = 1, #ids, 4000 do -- unpack() puts every value on Lua's C stack, which ends at about 8,000
+    local command = {'XCLAIM', stream, group, 'master', '0', unpack(ids, from, math.min(from + 3999, #ids))}
     command[#command + 1] = 'JUSTID'
     for _, id in ipairs(redis.call(unpack(command))) do over[id] = nil end
-  end)
+  end
   return without(table.concat(ids, ' '), over), over
 end
