@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown
@@ -53,20 +53,6 @@ _PAUSE_PER_LOOK = 9.0
 _RECORDS_S = 0.25
 #: Entries whose bodies are looked for at a time.
 _BODIES = 100
-
-
-class SortedEntries(NamedTuple):
-    """New entries, sorted by what becomes of them once the group has been given them.
-
-    ``new``: on the board, and in this plan or a later one. ``kept``: as in ``NewEntries``. ``late``: entries that come
-    again and that nobody has. ``rejected``: dead letters. Of ``late`` ones some may belong before others of their
-    ticket: nothing is handed over before these are on the board.
-    """
-
-    new: Sequence[TicketEntry]
-    kept: dict[str, list[bytes]]
-    late: list[TicketEntry]
-    rejected: list[Rejected]
 
 
 class Dispatcher(Service):
@@ -490,38 +476,44 @@ class Dispatcher(Service):
         new = self._cursor.next(self.board, self._steps, now_s())
         if new is None:
             return False
-        entries = self._sort(new)
+        unseen, kept, late, rejected = self._sort(new)
         # Once for all that comes again; and before it is taken, since we may end in between.
-        comes_again = bool(entries.late or entries.kept)
+        comes_again = bool(late or kept)
         if comes_again and not self._comes_again:
             self._steps.losses.set_back((new.found[0][0], self._cursor.given), None)
         self._comes_again = comes_again
-        plan = (None if entries.late else self.board.plan(self._cursor.batch(self.board), now_s())) or NOTHING
+        plan = (None if late else self.board.plan(self._cursor.batch(self.board), now_s())) or NOTHING
         count = self._cursor.count(self.board, new)
         try:
-            new = replace(new, kept=entries.kept) if entries.kept else new
+            new = replace(new, kept=kept) if kept else new
             read = self._carry_out(plan, new, count)
         except NotNow as refused:  # nothing has happened; what was read stays
-            self._forget(entries, str(refused))
+            self._forget(unseen, str(refused))
             raise
         except GroupMissing:  # all else has happened, so these may come again
             if new.found:
                 self._position_saver.remember(new)
             raise
         if read is None:
-            self._forget(entries, "others have changed something")
+            self._forget(unseen, "others have changed something")
             self._follow_changes()
             return True
         self._cursor.advance(new, read, count)
         if new.found:
             self._position_saver.remember(new)
-        self._rejected += entries.rejected
-        self.board.take_in(entries.late)
+        self._rejected += rejected
+        self.board.take_in(late)
         self._follow_changes()
         self._steps.note_cuts()
         return self._cursor.may_have_more or (bool(new.found) and self.board.parked > 0)
 
-    def _sort(self, new: NewEntries) -> SortedEntries:
+    def _sort(
+        self, new: NewEntries
+    ) -> tuple[Sequence[TicketEntry], dict[str, list[bytes]], list[TicketEntry], list[Rejected]]:
+        """Sort new entries by what becomes of them once the group has been given them: those that are on the board now,
+        and in this plan or a later one; ``NewEntries.kept``; those that come again and that nobody has, of which some
+        may belong before others of their ticket, so that nothing is handed over before these are on the board; dead
+        letters."""
         assert self._steps is not None
         usable, rejected = partition_entries(new.found)
         redelivered, unseen = self._cursor.split(usable)
@@ -530,7 +522,7 @@ class Dispatcher(Service):
             rejected += over
         kept, late = self._who_has([*redelivered, *self.board.arrive(unseen)])
         self.board.learn(self._marks.read(new.found))
-        return SortedEntries(unseen, kept, late, rejected)
+        return unseen, kept, late, rejected
 
     def _within_limits(
         self, unseen: Sequence[TicketEntry], new: NewEntries
@@ -567,8 +559,8 @@ class Dispatcher(Service):
                 late.append((entry_id, ticket))
         return kept, late
 
-    def _forget(self, entries: SortedEntries, why: str) -> None:
-        self.board.forget(entries.new)
+    def _forget(self, unseen: Sequence[TicketEntry], why: str) -> None:
+        self.board.forget(unseen)
         event(log, "new_entries_retried", level=logging.DEBUG, why=why)
 
     def _recall(self) -> None:
