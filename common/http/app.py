@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import ipaddress
-import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NotRequired, TypeVar
 
@@ -22,7 +21,7 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble
-from usher.common.base.log import event, log_state
+from usher.common.base.log import ERROR, event, log_state
 from usher.common.http.auth import Doorman, needed_role
 from usher.common.http.credentials import Role
 from usher.common.http.openapi import tells
@@ -30,8 +29,6 @@ from usher.common.http.problem import Problem, answer, answer_problem
 from usher.common.observability.metrics import Metrics, counter
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.service import Health
-
-log = logging.getLogger(__name__)
 
 #: Most bytes of method, path and query, and of all header lines of a request.
 _REQUEST_LINE, _HEADERS = 2048, 8 * 1024
@@ -356,5 +353,5 @@ def _answer_redis(trouble: RedisTrouble) -> AnyResponse:
 def _answer_bug(_bug: Exception) -> Response:
     problem = Problem(500)
     asked: dict[str, Any] = {"method": request.method, "endpoint": request.endpoint}
-    event(log, "request_failed", level=logging.ERROR, exc_info=True, request_id=problem.request_id, **asked)
+    event("request_failed", level=ERROR, exc_info=True, request_id=problem.request_id, **asked)
     return answer_problem(problem)

@@ -4,7 +4,6 @@ start of a long-running program. Write files that only their owner can read."""
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pydantic import Field, TypeAdapter
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, StartRefused
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.redis.client import AUTH, REFUSED, Link, check_reachable
 from usher.common.redis.endpoints import CLUSTER, mode, near
 from usher.common.runtime.settings import CommonSettings
@@ -35,8 +34,6 @@ def write_private(path: Path, text: str) -> None:
     except OSError as problem:
         raise StartRefused(f"{path} cannot be written: {problem.strerror or problem}") from problem
 
-
-log = logging.getLogger(__name__)
 
 #: Round trips that a lease must outlast. Its first renewal goes over a new connection (TCP, TLS, password, name, two
 #: questions about the server) and sends its script twice.
@@ -109,7 +106,7 @@ def check_at_start(url: str, leases_s: Mapping[str, float]) -> None:
         cause = refused.__cause__
         if not isinstance(cause, NotNow) or cause.kind in (AUTH, REFUSED):
             raise
-        event(log, "redis_unreachable", level=logging.WARNING, why=str(refused), means="waiting for it")
+        event("redis_unreachable", level=WARNING, why=str(refused), means="waiting for it")
         return
     with contextlib.suppress(RedisTrouble):
         check_leases(url, leases_s)

@@ -7,7 +7,6 @@ Redis not hear of it; whatever else ran was only in the way.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.errors import OwnershipLost, RedisTrouble
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError
@@ -28,8 +27,6 @@ from usher.consumer.lifecycle.journal import Former, Journal
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.acks import Finished
 from usher.consumer.policy.quarantine import Left, suspects
-
-log = logging.getLogger(__name__)
 
 #: Finished messages get this long to be acknowledged before the process leaves.
 FLUSH_AT_END_S = 0.5
@@ -73,7 +70,7 @@ class ProcessEnding:
             for one in starts:
                 self._journal.forget(one)
         except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # the process leaves whatever Redis answers
-            event(log, "attempt_not_recorded", level=logging.WARNING, why=str(trouble))
+            event("attempt_not_recorded", level=WARNING, why=str(trouble))
         wait_until(self._is_flushed, FLUSH_AT_END_S)
         self._leave(why)
 
@@ -95,7 +92,7 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
     try:
         noted = note_crash(ScriptRunner(link), keys, former, run_log_length)
     except CommandRefused as refused:  # Redis will not accept it later either, and we have work to do
-        event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(former.left), why=str(refused))
+        event("attempts_not_recorded", level=ERROR, messages=len(former.left), why=str(refused))
         noted = []
     finally:
         link.close()
@@ -112,9 +109,9 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
             "losses": attempts.losses,
         }
         if is_likely:
-            event(log, "handler_crashed", level=logging.ERROR, **facts)
+            event("handler_crashed", level=ERROR, **facts)
         else:
-            event(log, "handler_interrupted", level=logging.WARNING, **facts)
+            event("handler_interrupted", level=WARNING, **facts)
 
 
 def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:

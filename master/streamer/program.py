@@ -21,7 +21,6 @@ work does not depend on that.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import platform
 from collections.abc import Iterable, Iterator
@@ -32,7 +31,7 @@ from prometheus_client.core import Metric
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SqlBusy, SqlTrouble, StartRefused
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.http import app as web
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials
@@ -47,8 +46,6 @@ from usher.common.runtime.service import LONGEST_PAUSE_S, Health, Service, judge
 from usher.common.runtime.settings import is_loopback
 from usher.master.leader.elector import Elector, Lead
 from usher.master.settings import StreamerSettings
-
-log = logging.getLogger(__name__)
 
 _STANDBY_S = 1.0
 #: Waits between looks at an empty outbox: the shortest, the part of the time without rows, and after slow looks.
@@ -126,7 +123,7 @@ class Streamer(Service):
         self.worked_s = now_s()
         # A standby's turns prove nothing.
         if self._trouble_s is not None and self._lead.epoch is not None and self._sent is None:
-            event(log, "streamer_recovered", after_s=round(now_s() - self._trouble_s, 1))
+            event("streamer_recovered", after_s=round(now_s() - self._trouble_s, 1))
             self._trouble_s = None
         return wait_s
 
@@ -180,7 +177,7 @@ class Streamer(Service):
             "emit", (self._keys.stream, self._keys.leader), (str(epoch), len(self._fields), *self._fields, *values)
         )
         if reply == b"FENCED":
-            event(log, "leader_fenced", epoch=epoch)
+            event("leader_fenced", epoch=epoch)
             self._lead.lost(epoch)
         return bool(reply != b"FENCED")
 
@@ -189,7 +186,7 @@ class Streamer(Service):
         self.refused += len(refused)
         self._count_at_s = 0.0
         for row_id, reason, halts in refused:
-            event(log, "outbox_row_refused", level=logging.ERROR, row=row_id, reason=reason, halts_its_ticket=halts)
+            event("outbox_row_refused", level=ERROR, row=row_id, reason=reason, halts_its_ticket=halts)
 
     def _is_still_there(self, sent: _Sent) -> bool:
         """Return whether the rows sent in an earlier turn are still in Redis: the same Redis has been there all the
@@ -222,7 +219,7 @@ class Streamer(Service):
         durable = bool(on_disk) and copies >= replicas
         if not durable and not self._not_durable_logged:
             facts: dict[str, Any] = {"rows": len(sent.rows), "replicas": copies, "on_disk": bool(on_disk)}
-            event(log, "replication_not_confirmed", level=logging.WARNING, **facts)
+            event("replication_not_confirmed", level=WARNING, **facts)
         self._not_durable_logged = not durable
         return durable
 
@@ -301,7 +298,7 @@ class StreamerProgram:
         self._elector = Elector(elect_link, keys, lead, holder, int(lease_s * 1000), self._works)
         lead.on_change, lead.on_doubt = self._lead_changed, self._elector.wake
         self.services: list[Service] = [self.streamer, self._elector]
-        event(log, "streamer_starting", stream=settings.one_stream, database=store.dialect)
+        event("streamer_starting", stream=settings.one_stream, database=store.dialect)
 
     def start(self, *_address: object) -> None:
         for service in self.services:
@@ -313,7 +310,7 @@ class StreamerProgram:
         for service in self.services:
             service.stop()
             service.join(_JOIN_S)
-        event(log, "streamer_stopped", sent=self.streamer.sent)
+        event("streamer_stopped", sent=self.streamer.sent)
 
     @property
     def alive(self) -> bool:
@@ -378,13 +375,13 @@ class StreamerProgram:
         if self.another_leads and not self._warned:
             self._warned = True
             name, leader = self._settings.outbox_name, self.lead.leader_url
-            event(log, "outbox_name_in_use", level=logging.ERROR, name=name, leader=leader)
+            event("outbox_name_in_use", level=ERROR, name=name, leader=leader)
 
     def _works(self) -> bool:
         """Return whether the streamer makes progress: only then is the lease extended, so that where its database fails
         it another streamer takes over that may reach it better. While it stops, the last batch keeps the lease."""
         if why := self._hangs:
-            event(log, "outbox_database_timeout", level=logging.WARNING, why=why, do="this streamer ends")
+            event("outbox_database_timeout", level=WARNING, why=why, do="this streamer ends")
         return self._stopping or (self.streamer.alive and now_s() - self.streamer.worked_s < self.lease_s)
 
 
