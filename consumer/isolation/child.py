@@ -53,6 +53,7 @@ from usher.consumer.isolation.process import (
     Piece,
     ProcessSpec,
     pidfd,
+    to_wire,
 )
 from usher.consumer.policy.batches import judge
 
@@ -138,7 +139,7 @@ class Slot(Service):
         self.is_busy = True
         result = self._run(piece)
         self.is_busy = False
-        answer(self._asker, result)
+        self._asker.sendall(to_wire(result))
         return 0.0
 
     def on_end(self) -> None:
@@ -153,7 +154,7 @@ class Slot(Service):
         message.first_ms = message.start_us // 1000
         message.slot = 1  # in hand: log lines name it
         in_hand.set(message)
-        answer(self._asker, {STARTS: True})
+        self._asker.sendall(to_wire({STARTS: True}))
         began_s = time.monotonic()
         message.deadline = began_s + self._limit_s if self._limit_s else None
         with ForkGuard():  # forked children must not answer, nor take the next order
@@ -209,10 +210,6 @@ def ended(raised: BaseException | None, seconds: float) -> CallResult:
         return CallResult(LATER, format_error(problem), type_name(problem), traced(problem), after_s, seconds)
     how = INVALID if isinstance(problem, Invalid) else GAVE_UP if isinstance(problem, GiveUp) else RAISED
     return CallResult(how, format_error(problem), type_name(problem), traced(problem), seconds=seconds)
-
-
-def answer(asker: socket.socket, document: dict[str, Any] | CallResult) -> None:
-    asker.sendall(orjson.dumps(document, default=lambda data: data.decode("latin-1")) + b"\n")
 
 
 def _ignore(*_: object) -> None:
@@ -287,14 +284,14 @@ def run(asked_by: int, where: int) -> None:
     try:
         handler = with_spans(load_handler(spec.handler), spec.stream, spec.group)
     except HandlerUnusable as unusable:
-        answer(asker, {"cannot": str(unusable)})
+        asker.sendall(to_wire({"cannot": str(unusable)}))
         return
     limit_s = given(handler.options.deadline_s, spec.handler_s)
     lease = OwnLease(0.0 if spec.has_lease else math.inf, now_s())
     made = message_type(spec.stream, spec.is_gathered, spec.is_rehearsal)
-    made.on_progress = lambda some, told: answer(asker, {PART: told})
+    made.on_progress = lambda some, told: asker.sendall(to_wire({PART: told}))
     slot = Slot(asker, handler, made, lease, limit_s)
-    answer(asker, {"limit_s": limit_s})
+    asker.sendall(to_wire({"limit_s": limit_s}))
     slot.start()
     if spec.has_lease:
         LeaseEnd(asker, lease, slot).start()

@@ -59,19 +59,6 @@ _DURABLE_MS = 500
 _NEXT_TRY_S = LONGEST_PAUSE_S + 1.0
 
 
-class Pace(NamedTuple):
-    """Pace of a streamer. ``batch``: most rows per batch, which is one script call. ``poll_s``: longest wait between
-    looks at an empty outbox. ``lease_s``: a standby takes over this long after the streamer died. ``replicas``,
-    ``on_disk``: what to wait for before rows are removed. ``halts``: a refused row halts its ticket."""
-
-    batch: int = 1000
-    poll_s: float = 0.2
-    lease_s: float = 5.0
-    replicas: int = 0
-    on_disk: bool = False
-    halts: bool = False
-
-
 class _Sent(NamedTuple):
     """Rows (id, uid) whose entries Redis has confirmed, the epoch, and the connection: WAIT speaks only of what was
     sent over its own connection, and behind another one may be another Redis."""
@@ -85,19 +72,27 @@ class Streamer(Service):
     """Service that streams while it leads. ``lead`` is held by an Elector on the streamers' keys."""
 
     name = "stream"
+    poll_s = 0.2  # longest wait between looks at an empty outbox
 
     def __init__(
-        self, link: Link, keys: LogKeys, lead: Lead, outbox: OutboxStore, ticket_field: str, pace: Pace
+        self,
+        link: Link,
+        keys: LogKeys,
+        lead: Lead,
+        outbox: OutboxStore,
+        settings: StreamerSettings,
+        batch_rows: int = 1000,
     ) -> None:
+        """Make a streamer. ``batch_rows``: most rows per batch, which is one script call."""
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._lead = lead
         self._outbox = outbox
-        self._fields = (ticket_field, *FIELDS)
-        self._pace = pace
-        self._most = pace.batch
+        self._settings = settings
+        self._fields = (settings.ticket_field, *FIELDS)
+        self._most = self._batch_rows = batch_rows
         self._sent: _Sent | None = None
         self._found_s, self._was_empty = now_s(), False  # when a look last found rows, and whether the last one did not
         self._not_durable_logged = False
@@ -141,11 +136,11 @@ class Streamer(Service):
             self.halted, self._count_at_s = self._outbox.halted(), looked_s + _COUNT_S
         most = self._most
         rows = [] if self._was_empty and self._outbox.is_empty() else self._outbox.batch(most)
-        batch = encode(rows, self._pace.halts)
+        batch = encode(rows, self._settings.outbox_refused_policy == "halt")
         self._was_empty = not batch.names and not batch.refused
         if self._was_empty:
             now = self.caught_up_s = now_s()
-            wait_s = min(self._pace.poll_s, max(_LOOK_S, _PART * (now - self._found_s)))
+            wait_s = min(self.poll_s, max(_LOOK_S, _PART * (now - self._found_s)))
             # A look is slow where many rows wait for refused ones, or PostgreSQL keeps those that were removed.
             took_s = now - looked_s
             return wait_s if took_s < _SLOW_S / 20 else max(wait_s, min(_SLOW_S, 9 * took_s))
@@ -153,7 +148,7 @@ class Streamer(Service):
         if batch.names:
             if not self.emit(epoch, batch.values):
                 return 0.0
-            self._most = min(self._most + self._most // 8 + 1, self._pace.batch)
+            self._most = min(self._most + self._most // 8 + 1, self._batch_rows)
             self._sent = _Sent(batch.names, epoch, self._link.connections)
         if batch.refused:  # after the others of their batch: if this fails, it holds up no other row
             self._set_aside(batch.refused)
@@ -208,11 +203,11 @@ class Streamer(Service):
             self.sent += len(sent.rows)
 
     def _is_durable(self, sent: _Sent) -> bool:
-        replicas = self._pace.replicas
-        if not replicas and not self._pace.on_disk:
+        replicas, to_disk = self._settings.outbox_wait_replicas, self._settings.outbox_wait_aof
+        if not replicas and not to_disk:
             return True
         with self._sent_again_after(RedisTrouble, CommandRefused):
-            if self._pace.on_disk:
+            if to_disk:
                 on_disk, copies = self._link.call("WAITAOF", 1, replicas, _DURABLE_MS, block_s=_DURABLE_MS / 1000)
             else:
                 on_disk, copies = 1, self._link.call("WAIT", replicas, _DURABLE_MS, block_s=_DURABLE_MS / 1000)
@@ -245,7 +240,6 @@ class Streamer(Service):
 
 
 _JOIN_S = 5.0
-_TURNS_PER_LEASE = 4
 #: Seconds without an answer of the database after which the program ends, for the next one to try another connection;
 #: at least as many leases. The lease ends long before; a slow database must not be begun anew again and again.
 _PATIENCE_S, _PATIENCE_LEASES = 15.0, 3
@@ -254,21 +248,22 @@ _ANOTHER = "an outbox of another database is streamed under this name: give each
 
 class StreamerProgram:
     """A streamer with its lease, as usher.common.http.serve runs it, too. ``streamer_class`` lets the rides demo put in
-    one that makes mistakes; ``pace``: what is not among the settings."""
+    one that makes mistakes; ``lease_s``: a standby takes over this long after the streamer died."""
 
     def __init__(
         self,
         settings: StreamerSettings,
         redis_url: str,
         streamer_class: type[Streamer] = Streamer,
-        pace: Pace = Pace(),  # noqa: B008  (it cannot change)
+        lease_s: float = 5.0,
+        batch_rows: int = 1000,
     ) -> None:
         if not settings.outbox_url:
             raise StartRefused(
                 "USHER_OUTBOX_URL is not set: name the database that has the outbox there, or with --outbox-url"
             )
         self._settings = settings
-        self.lease_s = lease_s = pace.lease_s
+        self.lease_s = lease_s
         self._stopping = False
         store = OutboxStore(settings.outbox_url)
         link = Link(redis_url, "streamer:stream", max(1.0, lease_s))
@@ -284,15 +279,7 @@ class StreamerProgram:
         self.lead = lead = Lead()
         self._identity = store.identity
         self._warned = False
-        # An idle streamer takes a turn in time to hold its lease.
-        pace = pace._replace(
-            poll_s=min(pace.poll_s, lease_s / _TURNS_PER_LEASE),
-            replicas=settings.outbox_wait_replicas,
-            on_disk=settings.outbox_wait_aof,
-            halts=settings.outbox_refused_policy == "halt",
-        )
-        self.streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
-        self.streamer.stalls_after_s = max(self.streamer.stalls_after_s, 2 * pace.poll_s)
+        self.streamer = streamer_class(link, keys, lead, store, settings, batch_rows)
         elect_link = Link(redis_url, "streamer:elect", max(0.2, lease_s / 3))
         holder = f"{platform.node()}:{os.getpid()}:{store.identity}"
         self._elector = Elector(elect_link, keys, lead, holder, int(lease_s * 1000), self._works)

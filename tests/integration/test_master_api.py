@@ -72,12 +72,8 @@ class Desk:
         self._trouble(report.incarnation)
         if report.incarnation == "fenced:1":
             raise IncarnationFenced
-        event(
-            "reported",
-            incarnation=report.incarnation,
-            wants_answers=report.wants_answers,
-            retrying=report.retrying,
-        )
+        wants, retrying = report.wants_answers, report.retrying
+        event("reported", incarnation=report.incarnation, wants_answers=wants, retrying=retrying)
         return [["ok" if message_id != b"9-9" else "gone" for message_id in ids] for _, ids in report.items]
 
     def consumers(self) -> list[dict[str, Any]]:
