@@ -123,6 +123,7 @@ def add_health(
     still come. ``/live`` asks for nothing outside: a restart would not mend the absence of Redis.
     """
 
+    @app.get("/api/health", endpoint="health")
     @tells("Tell if the program makes progress, and if not, why.", {200: _State, 503: _State}, role=Role.ANYBODY)
     def tell() -> Response:
         found = health()
@@ -134,21 +135,18 @@ def add_health(
             status["warnings"] = warnings
         return answer({**status, **facts()}, 200 if found.ok else 503)
 
+    @app.get("/api/health/ready")
     @tells("Tell if work may be sent here, and if not, why.", {200: _State, 503: _State}, role=Role.ANYBODY)
     def ready() -> Response:
         return answer({"status": "draining", **facts()}, 503) if draining() else tell()
 
-    app.add_url_rule("/api/health", "health", tell)
-    app.add_url_rule("/api/health/ready", "ready", ready)
-
+    @app.get("/api/health/live")
     @tells("Tell if the program is alive, and which services hang.", {200: _State, 503: _State}, role=Role.ANYBODY)
     def live() -> Response:
         why = stalled()
         if why and not draining():
             return answer({"status": "failing", "reasons": [why]}, 503)
         return answer({"status": "alive"})
-
-    app.add_url_rule("/api/health/live", "live", live)
 
 
 def in_brief(reason: str) -> str:
@@ -164,12 +162,12 @@ def in_brief(reason: str) -> str:
 def add_metrics(app: Flask, metrics: Metrics) -> None:
     """Add ``/metrics`` for Prometheus, and to these the wrong tokens that the application's doorman was sent."""
 
+    @app.get("/metrics", endpoint="metrics")
     @tells("Metrics, for Prometheus.", {200: "text/plain"})
     def show_metrics() -> Response:
         text, content_type = metrics.page(request.headers.get("Accept", ""))
         return Response(text, content_type=content_type)
 
-    app.add_url_rule("/metrics", "metrics", show_metrics)
     guard: Doorman = app.extensions["usher_doorman"]
     text = (
         "Requests and log-ins with a token that is not known, or not looked up after many of these; the log names their"

@@ -74,19 +74,24 @@ class HandlerCall:
 
     def __call__(self, message: Message) -> BaseException | None:
         """Return the error that the message fails with."""
-        handler, returned, raised = self._handler, None, None
+        if self._handler.batch is None:
+            return self.run(message)[1]
+        [(_, raised)] = judge([[message]], *self.run([message]))
+        return raised
+
+    def run(self, given: Any) -> tuple[Any, BaseException | None]:
+        """Call the handler with a message, or a list of them. Return what it returned, and what it raised."""
+        handler = self._handler
         try:
-            returned = handler.call([message] if handler.batch is not None else message)
+            returned = handler.call(given)
             returned = self.wait(returned) if handler.is_async else returned
             if handler.batch is None and returned is not None:
                 check_ran(returned)
-                message.result(returned)
+                given.result(returned)
+            return returned, None
         except BaseException as problem:  # sys.exit() too: in a consumer it does not end the thread either
             is_interrupted = isinstance(problem, asyncio.CancelledError) and self.interrupted.is_set()
-            raised = GiveUp("interrupted") if is_interrupted else problem
-        if handler.batch is not None:
-            [(_, raised)] = judge([[message]], returned, raised)
-        return raised
+            return None, GiveUp("interrupted") if is_interrupted else problem
 
     def wait(self, awaited: Any) -> Any:
         if self._event_loop is None:
@@ -111,6 +116,7 @@ class HandlerCall:
     def close(self) -> None:
         if self._event_loop is not None:
             self._event_loop.close()
+            asyncio.set_event_loop(None)
 
 
 class Slot(Service):

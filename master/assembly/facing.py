@@ -28,7 +28,7 @@ from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
-from usher.master.insight.stats import BacklogWatch, StreamStatsReader, lag_document
+from usher.master.insight.stats import BacklogWatch, lag_document
 from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.consumer_http import OwnerQuestion
@@ -131,8 +131,13 @@ def create_app(
     app.register_blueprint(routes(desk, health_hosts, parts.fields if parts is not None else None))
     if parts is not None:
         app.register_blueprint(operator_routes(parts))
-        _add_lag(app, parts.stats)
         add_pages(app, parts)
+
+        @app.get("/api/lag")
+        @tells("Plain numbers for autoscalers, such as KEDA's metrics-api scaler.", {200: Lag})
+        def lag() -> Response:
+            return web.answer(lag_document(parts.stats.read()))
+
     if metrics is not None:
         web.add_metrics(app, metrics)
     web.add_health(app, desk.health, desk.leading, draining, stalled)
@@ -162,14 +167,6 @@ def _add_errors(app: Flask) -> None:
     @app.errorhandler(IncarnationFenced)
     def fenced(_ended: IncarnationFenced) -> Response:
         return answer_problem(Problem(409, "fenced", "this incarnation has ended; stop its work and register again"))
-
-
-def _add_lag(app: Flask, stats: StreamStatsReader) -> None:
-    @tells("Plain numbers for autoscalers, such as KEDA's metrics-api scaler.", {200: Lag})
-    def lag() -> Response:
-        return web.answer(lag_document(stats.read()))
-
-    app.add_url_rule("/api/lag", "lag", lag)
 
 
 def _retry_after(seconds: float) -> dict[str, str]:
