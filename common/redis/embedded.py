@@ -232,6 +232,7 @@ class EmbeddedRedis:
 
     def __init__(self, state_folder: Path, port: int | None = 0, *, durable: bool = True, server: str = "") -> None:
         self._state_folder = state_folder
+        self.folder = state_folder.absolute() / "redis"
         self._port = port
         self._durable = durable
         self._server = server
@@ -270,10 +271,6 @@ class EmbeddedRedis:
         if self._process is None:
             raise RuntimeError("this embedded Redis is not running")
         return self._process.pid
-
-    @property
-    def folder(self) -> Path:
-        return self._state_folder.absolute() / "redis"
 
     def __enter__(self) -> EmbeddedRedis:
         self.start()

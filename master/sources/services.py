@@ -61,13 +61,7 @@ class SourceSharer(Service):
     name = "share"
 
     def __init__(
-        self,
-        link: Link,
-        shares: str,
-        says: Callable[[], str],
-        lease_ms: int,
-        hold: Callable[[frozenset[int]], None],
-        name: str = "",
+        self, link: Link, shares: str, says: Callable[[], str], lease_ms: int, hold: Callable[[frozenset[int]], None]
     ) -> None:
         super().__init__()
         self._link = link
@@ -75,7 +69,7 @@ class SourceSharer(Service):
         self._says = says
         self._lease_ms = lease_ms
         self._hold = hold
-        self._me = (name or uuid.uuid4().hex[:12]).encode()
+        self._me = uuid.uuid4().hex[:12].encode()
         self._held: frozenset[int] = frozenset()
 
     def run_once(self) -> float:
