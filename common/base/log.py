@@ -90,11 +90,13 @@ def redacted(text: str) -> str:
 def event(action: str, *, level: int = INFO, exc_info: bool = False, trace: str = "", **facts: Any) -> None:
     """Log that ``action`` happened, with its facts, under the name of the module that calls. ``trace``: a traceback, or
     the stack of a thread, as text."""
-    ours, here = _ours, inspect.currentframe()
+    if (ours := _ours) is not None and level < ours.threshold:
+        return
+    here = inspect.currentframe()
     log = logging.getLogger(here.f_back.f_globals["__name__"] if here and here.f_back else __name__)
     if ours is None:  # a library in somebody's program
         log.log(level, f"{action}\n{trace}" if trace else action, extra={"facts": facts}, exc_info=exc_info)
-    elif level >= ours.threshold:
+    else:
         record = logging.LogRecord(log.name, level, "", 0, action, (), sys.exc_info() if exc_info else None)
         record.facts, record.exc_text = facts, trace or None
         ours.tell(log, record)
