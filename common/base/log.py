@@ -351,6 +351,8 @@ def configure(program: str, level: str, style: str, secrets: Iterable[str] = ())
     global _secrets, _ours
     # The longest first: one secret may be the beginning of another.
     _secrets = tuple(sorted({secret for secret in secrets if len(secret) >= _SHORTEST_SECRET}, key=len, reverse=True))
+    for name in [one for one in sys.modules if one.startswith("usher.")]:
+        logging.getLogger(name)  # there, for whoever sets up logging anew and means all loggers
     root = logging.getLogger()
     root.setLevel(level.upper())
     _ours = LogHandler(program, root.level, style)
