@@ -120,7 +120,7 @@ class StuckTickets:
             troubled = [head for head in heads if head.owner == HALTED or head.id in attempts or head.id in errors]
             seen = self._context(troubled, states, rules, attempts, errors)
             for head in troubled:
-                self._counting.add(_shown(describe(head, seen, now_ms)))
+                self._counting.add(describe(head, seen, now_ms))
             if self._cursor == b"0":
                 # Keep the former candidates: comparing shows which heads have moved on.
                 self._candidates = {head.ticket: head for head in self._found} | self._candidates
@@ -139,7 +139,8 @@ class StuckTickets:
         return list(map(_shown, stuck_rows(heads, seen, now_ms, MOST)))
 
     def groups(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        return self._groups.merged(rows, self._under_master <= self._named, MOST)
+        found = self._groups.merged(rows, self._under_master <= self._named, MOST)
+        return [group | {"rows": list(map(_shown, group["rows"]))} for group in found]
 
     def heads(self, now_ms: int) -> list[Head]:
         """Return the oldest heads of each kind as they are now, parked ones among them."""

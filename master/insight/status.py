@@ -81,25 +81,36 @@ class _Scan:
     @cached_property
     def starts(self) -> list[int]:
         parts = (self.heads[at : at + _AT_ONCE] for at in range(0, len(self.heads), _AT_ONCE))
-        return [_attempts(one).starts for ids in parts for one in self._link.call("HMGET", self._keys.attempts, *ids)]
+        noted = self._link.all_of([("HMGET", self._keys.attempts, *ids) for ids in parts])
+        return [_attempts(one).starts for part in noted for one in part]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [record.count(b" ") for record in self.records]
 
     @cached_property
     def named(self) -> set[bytes]:
-        """Messages that records of tickets without an owner name."""
-        free = [record for record in self.records if b":" not in record]
-        return {*self.heads, *(one for record in free if record.count(b" ") > 2 for one in record.split(b" ")[3:])}
+        """Messages that records name, and other words of some."""
+        long = b" ".join(record for record, size in zip(self.records, self.sizes, strict=True) if size > 2)
+        return {*self.heads, *long.split(b" ")}
 
     def order(self, name: str) -> list[int]:
         """Return the places of all tickets, the first one first."""
         if name not in self._orders:
-            by_age = range(len(self.records)) if name == "age" else self.order("age")
+            by_age = range(len(self.records)) if name in ("age", "ticket") else self.order("age")  # no two are alike
             self._orders[name] = sorted(by_age, key=ORDERS[name](self).__getitem__)
         return self._orders[name]
 
+    @cached_property
+    def owners(self) -> dict[bytes, bytes]:
+        """What records name in place of an owner, by its word."""
+        return {
+            word: record.partition(b" ")[0] for word, record in dict(zip(self.words, self.records, strict=True)).items()
+        }
+
     def places(self, wanted: TicketFilter, order: str) -> Iterator[int]:
         """Yield, in an order, the places of tickets that may fit, as far as their records tell."""
-        words, owners = self.words, dict(zip(self.words, self.records, strict=True))
-        fits = {word: wanted.may_fit(record.partition(b" ")[0]) for word, record in owners.items()}
+        words, fits = self.words, {word: wanted.may_fit(owner) for word, owner in self.owners.items()}
         return (at for at in (self.order(order) if any(fits.values()) else ()) if fits[words[at]])
 
 
@@ -107,7 +118,7 @@ class _Scan:
 ORDERS: Mapping[str, Callable[[_Scan], Sequence[Any]]] = {
     "age": lambda scan: scan.ages,
     "attempts": lambda scan: [-starts for starts in scan.starts],
-    "messages": lambda scan: [-record.count(b" ") for record in scan.records],
+    "messages": lambda scan: [-size for size in scan.sizes],
     "ticket": lambda scan: scan.tickets,
 }
 
@@ -187,8 +198,8 @@ class StatusReader:
     def each(self, wanted: TicketFilter) -> Iterator[list[dict[str, Any]]]:
         """Yield page by page the tickets of the index that fit; a ticket whose record changes meanwhile may come
         twice."""
-        for records in self._pages():
-            scan = _Scan(self._link, self._keys, records)
+        for page in self._pages():
+            scan = _Scan(self._link, self._keys, dict(page))
             yield [one.row() for one in self._fitting(scan, list(scan.places(wanted, "age")), wanted)]
 
     def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> dict[str, Any]:
@@ -202,18 +213,19 @@ class StatusReader:
         parked, has_parked, found, is_over = list[dict[str, Any]](), True, list[_Looked](), False
         if wanted.wants_waiting:
             parked, has_parked = self.parked(most, wanted.fits, now_s() + within_s, scan.named)
-        places = scan.places(wanted, order)
+        places, wants_all = scan.places(wanted, order), wanted == TicketFilter()
+        at_once = most if wants_all else _LOOKED_AT
         while not is_over and len(found) < most and thread_time() - began_s < within_s:
-            some = list(islice(places, _LOOKED_AT))
-            found, is_over = found + self._fitting(scan, some, wanted), len(some) < _LOOKED_AT
-        looked, found = len(found), self._now(found[:most], wanted)
+            some = list(islice(places, at_once))
+            found, is_over = found + self._fitting(scan, some, wanted), len(some) < at_once
+        looked, found = len(scan.tickets) if wants_all else len(found), self._now(found[:most], wanted)
         number = looked - min(looked, most) + len(found) + len(parked)
         rows = {row["ticket_id"].encode(): row for row in parked} | {one.ticket: one.row() for one in found}
         free = {row["ticket_id"].encode(): f"x 0 {' '.join(row['message_ids'])}".encode() for row in parked}
         both = _Scan(self._link, self._keys, free | {one.ticket: one.record for one in found})
         shown = [rows[both.tickets[at]] for at in both.order(order)[:most]]
         self.explained([row for row in shown if row.get("last_error") is None])
-        is_all = scan.is_all and has_parked and is_over
+        is_all = scan.is_all and has_parked and (is_over or wants_all)
         are_first = is_all or (scan.is_all and has_parked and len(shown) == most)
         told = {"rows": shown, "number": number, "is_all": is_all, "are_first": are_first}
         return told | {"age_s": now_s() - scan.at_s}
@@ -226,7 +238,7 @@ class StatusReader:
             if scan is None or now_s() - scan.at_s > _SCAN_KEPT_S:
                 began_s, records, is_all = thread_time(), dict[bytes, bytes](), True
                 for page in self._pages():
-                    records |= page
+                    records.update(page)
                     if not (is_all := thread_time() - began_s <= within_s):
                         break
                 scan = self._scan = _Scan(self._link, self._keys, records, is_all)
@@ -236,11 +248,11 @@ class StatusReader:
         """Let go of the scan: it has a hundred bytes a ticket, and more."""
         self._scan = None
 
-    def _pages(self) -> Iterator[dict[bytes, bytes]]:
+    def _pages(self) -> Iterator[Iterator[tuple[bytes, bytes]]]:
         cursor = b""
         while cursor != b"0":
             cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor or b"0", "COUNT", _AT_ONCE)
-            yield pairs(flat)
+            yield zip(flat[::2], flat[1::2], strict=True)
 
     def _now(self, found: list[_Looked], wanted: TicketFilter) -> list[_Looked]:
         """Look again at those whose records have changed since the scan; those that do not fit any more are left
@@ -380,7 +392,7 @@ def _look_at(link: Link, keys: Keys, scan: _Scan, places: Sequence[int], wanted:
     """Return those that are in a wanted state, with what they are doing, and may have a wanted error: in one round trip
     for all, and one for the rules if any was given back. Kept short, because it runs by the ten thousand."""
     heads, words = scan.heads, scan.words
-    named = {words[at]: scan.records[at].partition(b" ")[0] for at in places}
+    named = {word: scan.owners[word] for word in {words[at] for at in places}}
     kinds = {word: kind_of(owner) or "unreadable" for word, owner in named.items()}
     owners, ids = [owner for word, owner in named.items() if kinds[word] == "owned"], [heads[at] for at in places]
     asked: list[tuple[str | bytes, ...]] = [("HMGET", key, *ids) for key in (keys.attempts, keys.errors) if ids]

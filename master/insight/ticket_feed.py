@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ from usher.common.protocol.sources import SCOPED_TICKET_FIELD
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank, sequence
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import Entry, pairs
+from usher.common.redis.replies import Entry, first_of, pairs
 from usher.common.runtime.service import Service
 from usher.master.insight.status import ticket_row
 from usher.master.operations.live_rules import read_rules
@@ -182,8 +182,8 @@ def changes(ticket: bytes, before: TicketSnapshot, now: TicketSnapshot) -> Itera
 _LOOK_S = 0.2
 #: Seconds between two positions sent to a follower, so that it need not go back far, and to test its connection.
 _POSITION_S = 10.0
-#: Entries of a page; and the pages of a stream that one turn reads.
-_PAGE, _PAGES = 500, 8
+#: Entries of a page.
+_PAGE = 500
 #: Bytes on their way to a follower, above which it gets no more of what it has missed: far below the bound at which it
 #: counts as not reading.
 _ENOUGH_BYTES = 65_536
@@ -194,17 +194,15 @@ _RULED = 10_000
 
 @dataclass(eq=False)
 class Follower:
-    """A follower of one ticket. ``position``: the last id it has of each source; ``behind``: the sources of which it
-    has not everything yet; ``waits``: it gets no more of these before what it was sent is written; ``with_fields``: it
-    may see the contents of messages."""
+    """A follower of one ticket. ``position``: the last id it has of each source, None: what comes from now on is next;
+    ``behind``: it came back, and has not everything yet; ``with_fields``: it may see the contents of messages."""
 
     ticket: bytes
     position: list[bytes] | None
     with_fields: bool
-    live: LiveStream | None = None
-    behind: set[int] = field(default_factory=set)
+    behind: bool = False
     greeted: bool = False
-    waits: bool = False
+    live: LiveStream = field(init=False)
 
 
 class TicketFeed(Service):
@@ -219,9 +217,7 @@ class TicketFeed(Service):
         self._field = ticket_field.encode()
         self._live = streams
         self._mailbox: deque[tuple[str, Follower]] = deque()
-        self._heads: list[bytes] = []  # of each stream the last entry that was read; none while nobody follows
         self._followers: dict[bytes, dict[Follower, None]] = {}
-        self._behind: deque[Follower] = deque()
         self._seen: dict[bytes, TicketSnapshot] = {}
         self._values: dict[bytes, tuple[bytes | None, str]] = {}  # the records and rules that _seen was made of
         self._book, self._rule_of = Rulebook(), lru_cache(_RULED)(Rulebook().of)
@@ -233,7 +229,7 @@ class TicketFeed(Service):
     def follow(self, who: str, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> LiveStream:
         """Begin an answer with the events of ``ticket`` from now on, and first those missed since ``position``. Raises
         Problem."""
-        follower = Follower(ticket, position, with_fields)
+        follower = Follower(ticket, position, with_fields, behind=position is not None)
         follower.live = self._live.open(who, lambda: self._post("left", follower), lambda: self._written(follower))
         self._post("came", follower)
         return follower.live
@@ -267,7 +263,7 @@ class TicketFeed(Service):
                         return
 
     def _written(self, follower: Follower) -> None:
-        if follower.waits:
+        if follower.behind:
             self.wake()
 
     def _post(self, what: str, follower: Follower) -> None:
@@ -278,13 +274,11 @@ class TicketFeed(Service):
 
     def run_once(self) -> float:
         for _ in range(len(self._mailbox)):
-            self._read(*self._mailbox.popleft())
+            self._take(*self._mailbox.popleft())
         if not self._followers:
             self._rest()
             return _EMPTY_S
-        self._heads = self._heads or [self._last_id(key) for key in self._streams]
-        more = [self._read_on(source) for source in range(len(self._streams))]
-        more += [self._catch_up(self._behind.popleft()) for _ in range(len(self._behind))]
+        more = [self._pass_on(group) for group in self._groups()]
         now = now_s()
         if now >= self._look_at_s:
             self._look_at_s = now + _LOOK_S
@@ -298,35 +292,18 @@ class TicketFeed(Service):
         self._rest()
         self._link.close()
 
-    def _last_id(self, key: str) -> bytes:
-        try:
-            facts = pairs(self._link.call("XINFO", "STREAM", key))
-        except CommandRefused:
-            return ZERO  # there is none yet
-        return bytes(facts[b"last-generated-id"])
-
     def _rest(self) -> None:
-        self._heads = []
         self._seen.clear()
         self._values.clear()
 
-    def _read_on(self, source: int) -> bool:
-        """Read what came into a stream. Return True when there is more to be read at once."""
-        for _ in range(_PAGES):
-            _, page = self._page(source, self._heads[source])
-            self._dispatch(source, page)
-            if len(page) < _PAGE:
-                return False
-        return True
-
     # -- its parts
 
-    def _read(self, what: str, one: Follower) -> None:
+    def _take(self, what: str, one: Follower) -> None:
         if what == "came":
-            self._join(one)
+            if not one.live.closed:
+                self._followers.setdefault(one.ticket, {})[one] = None
+                self._tell_again(one.ticket)
             return
-        if one in self._behind:
-            self._behind.remove(one)
         followers = self._followers.get(one.ticket, {})
         followers.pop(one, None)
         if not followers:
@@ -334,17 +311,72 @@ class TicketFeed(Service):
             self._seen.pop(one.ticket, None)
             self._values.pop(one.ticket, None)
 
-    def _dispatch(self, source: int, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self._heads[source] = entry.id
-            found = list(self._events(source, entry, self._followers))
-            for ticket in {one.ticket for one in found}:
-                mine = [one for one in found if one.ticket == ticket]
-                if source == SOURCES.index("runs"):
-                    mine = [*self._handed_meanwhile(ticket, mine), *mine]
-                for follower in self._followers[ticket]:
-                    if source not in follower.behind:
-                        self._send(follower, mine)
+    def _tell_again(self, ticket: bytes) -> None:
+        """Let the next look, which is at once, send the state of a ticket, changed or not."""
+        self._values.pop(ticket, None)
+        self._look_at_s = 0.0
+
+    def _groups(self) -> list[list[Follower]]:
+        """Return the followers by their positions: most are where the streams end. Those that are behind get on as fast
+        as they read."""
+        everybody = [one for followers in self._followers.values() for one in followers]
+        if fresh := [one for one in everybody if one.position is None]:
+            ends = [bytes(facts.get(b"last-generated-id", ZERO)) for facts in self._facts()]
+            for one in fresh:
+                one.position = list(ends)
+        groups = defaultdict[tuple[Any, ...], list[Follower]](list)
+        for one in everybody:
+            if not one.behind or one.live.unwritten <= _ENOUGH_BYTES:
+                groups[(one.behind, *(one.position or ()))].append(one)
+        return list(groups.values())
+
+    def _pass_on(self, group: Sequence[Follower]) -> bool:
+        """Send followers at one position what comes next: a page of each source, in the order of time, up to where all
+        of them are known. Returns True when there is more to be read at once."""
+        behind, position = group[0].behind, list(group[0].position or ())
+        if behind and (
+            gone := [at for at, facts in enumerate(self._facts()) if self._is_gone(at, position[at], facts)]
+        ):
+            for follower in group:
+                # All that is there comes next; so the gap is sent once.
+                follower.position = [ZERO if at in gone else last for at, last in enumerate(position)]
+                self._send(follower, [_gap(follower.ticket, at, position[at]) for at in gone])
+            return True
+        asked = zip(self._streams, position, strict=True)
+        replies = self._ask([("XRANGE", key, b"(" + last, "+", "COUNT", _PAGE) for key, last in asked])
+        pages = [[Entry(*entry) for entry in page or ()] for page in replies]
+        known_to = min((rank(page[-1].id) for page in pages if len(page) == _PAGE), default=math.inf)
+        new = [(rank(entry.id), source, entry) for source, page in enumerate(pages) for entry in page]
+        wanted = defaultdict[bytes, list[Follower]](list)
+        for follower in group:
+            wanted[follower.ticket].append(follower)
+        for at, source, entry in sorted(new, key=lambda one: one[:2]):
+            if at > known_to:
+                break
+            position[source] = entry.id
+            self._dispatch(source, entry, wanted, position)
+        for follower in [one for some in wanted.values() for one in some]:
+            follower.position = list(position)
+            if behind and known_to == math.inf:
+                follower.behind = False
+                self._tell_again(follower.ticket)
+        return known_to < math.inf
+
+    def _dispatch(
+        self, source: int, entry: Entry, wanted: dict[bytes, list[Follower]], position: Sequence[bytes]
+    ) -> None:
+        """Send the events of an entry; who is behind and has enough on its way is wanted no more."""
+        found = self._events(source, entry, wanted)
+        for ticket in {one.ticket for one in found}:
+            mine = [one for one in found if one.ticket == ticket]
+            if source == RUNS and not wanted[ticket][0].behind:
+                mine = [*self._handed_meanwhile(ticket, mine), *mine]
+            for follower in wanted[ticket]:
+                follower.position = list(position)
+                self._send(follower, mine)
+            wanted[ticket] = [one for one in wanted[ticket] if not one.behind or one.live.unwritten <= _ENOUGH_BYTES]
+            if not wanted[ticket]:
+                del wanted[ticket]
 
     def _events(self, source: int, entry: Entry, wanted: Any) -> list[Event]:
         try:
@@ -363,110 +395,35 @@ class TicketFeed(Service):
         ]
 
     def _send(self, follower: Follower, events: Sequence[Event]) -> None:
-        assert follower.live is not None
         for one in events:
             one.data.setdefault("time_ms", wall_ms())
-        position = position_text(self._position_of(follower))
         events = events if follower.with_fields else list(map(without_fields, events))
-        frames = [frame(one) for one in events[:-1]] + [frame(one, position) for one in events[-1:]]
+        frames = [frame(one) for one in events[:-1]]
+        frames += [frame(one, position_text(follower.position or ())) for one in events[-1:]]
         follower.live.send(b"".join(frames))
 
-    def _position_of(self, follower: Follower) -> list[bytes]:
-        own = follower.position or self._heads
-        return [own[source] if source in follower.behind else head for source, head in enumerate(self._heads)]
-
-    def _join(self, follower: Follower) -> None:
-        assert follower.live is not None
-        if follower.live.closed:
-            return
-        self._followers.setdefault(follower.ticket, {})[follower] = None
-        self._values.pop(follower.ticket, None)  # forces the state to be sent, changed or not
-        self._look_at_s = 0.0
-        if follower.position is not None:
-            follower.behind = set(range(len(SOURCES)))
-            self._behind.append(follower)
-
-    def _catch_up(self, follower: Follower) -> bool:
-        """Send a follower what it has missed, one page of each source that it is behind with, in the order of time: up
-        to where all of them are known, and as fast as it reads. Returns True when there is more to be read at once."""
-        assert follower.live is not None
-        assert follower.position is not None
-        if follower.live.closed:
+    def _is_gone(self, source: int, last: bytes, facts: Mapping[bytes, Any]) -> bool:
+        """Return True when entries after ``last`` may be gone of a source with these facts; or all of an earlier stream
+        of that name, which a position above all ids is from."""
+        if last == ZERO:
             return False
-        follower.waits = True  # before the look: a follower that reads everything meanwhile posts that
-        if follower.live.unwritten > _ENOUGH_BYTES:
-            self._behind.append(follower)
-            return False
-        follower.waits = False
-        try:
-            pages = self._pages(follower)
-        except RedisTrouble:
-            self._behind.append(follower)
-            raise
-        known_to = min((rank(page[-1].id) for page in pages.values() if len(page) == _PAGE), default=math.inf)
-        missed = [(rank(entry.id), source, entry) for source, page in pages.items() for entry in page]
-        for at, source, entry in sorted(missed, key=lambda one: one[:2]):
-            if at > known_to:
-                break
-            if at > rank(self._heads[source]):
-                continue  # arrives as a new entry
-            follower.position[source] = entry.id
-            if found := self._events(source, entry, (follower.ticket,)):
-                self._send(follower, found)
-                if follower.live.unwritten > _ENOUGH_BYTES:
-                    known_to = at - 1  # another source may have one at the same time
-                    break
-        for source, page in pages.items():
-            reached = rank(page[-1].id) if page else 0
-            if reached <= known_to and (len(page) < _PAGE or reached >= rank(self._heads[source])):
-                follower.behind.discard(source)
-        if follower.behind:
-            self._behind.append(follower)
-        else:
-            self._values.pop(follower.ticket, None)  # forces the state to be sent now
-            self._look_at_s = 0.0
-        return not follower.behind.isdisjoint(pages)
-
-    def _pages(self, follower: Follower) -> dict[int, list[Entry]]:
-        """Return the next page of each source that a follower is behind with, and send a gap event where entries are
-        gone that it had not seen. A source of which it has more than was read here gives no page: another master was
-        faster."""
-        assert follower.position is not None
-        pages = {}
-        for source in sorted(follower.behind):
-            last = follower.position[source]
-            is_ahead = rank(last) > rank(self._heads[source])
-            if is_ahead and rank(last) <= rank(self._last_id(self._streams[source])):
-                continue
-            # A position above all ids is from an earlier stream of that name: nothing in the present one may be missed.
-            first, pages[source] = self._page(source, ZERO if is_ahead else last)
-            if is_ahead or (last != ZERO and self._is_gone(source, last, first)):
-                self._send(follower, [_gap(follower.ticket, source, last)])
-                follower.position[source] = ZERO  # the gap is sent once, even if nothing of this page is sent yet
-        return pages
-
-    def _is_gone(self, source: int, last: bytes, first: bytes | None) -> bool:
-        """Return True when entries after ``last`` may be gone. ``first``: the id that the source begins with; None: it
-        is empty."""
-        if first is None:
-            return rank(self._heads[source]) > rank(last)
+        first, end = first_of(facts), facts.get(b"last-generated-id", ZERO)
+        if first is None or rank(last) > rank(end):
+            return rank(last) != rank(end)
         # The leader trims the work stream all the time, but its ids are numbered without gaps.
-        if SOURCES[source] == "entries" and self._field == SCOPED_TICKET_FIELD:
-            return rank(first) > rank(last) and sequence(first) != sequence(last) + 1
-        return rank(first) > rank(last)
+        is_next = source == ENTRIES and self._field == SCOPED_TICKET_FIELD and sequence(first) == sequence(last) + 1
+        return rank(first) > rank(last) and not is_next
 
-    def _page(self, source: int, last: bytes) -> tuple[bytes | None, list[Entry]]:
-        key = self._streams[source]
-        replies = self._link.pipeline(
-            [("XRANGE", key, "-", "+", "COUNT", 1), ("XRANGE", key, b"(" + last, "+", "COUNT", _PAGE)]
-        )
+    def _facts(self) -> list[dict[bytes, Any]]:
+        return [pairs(facts or ()) for facts in self._ask([("XINFO", "STREAM", key) for key in self._streams])]
+
+    def _ask(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
+        """Return replies; None where there is no such stream, or none that can be read now."""
+        replies = self._link.pipeline(commands)
         for reply in replies:
-            if isinstance(reply, CommandRefused):
-                return None, []
-            if isinstance(reply, Exception):
+            if isinstance(reply, Exception) and not isinstance(reply, CommandRefused):
                 raise reply
-        first, page = replies
-        return (first[0][0] if first else None), [Entry(*entry) for entry in page]
+        return [None if isinstance(reply, CommandRefused) else reply for reply in replies]
 
     # -- the index
 
@@ -524,8 +481,7 @@ class TicketFeed(Service):
     def _tell_positions(self) -> None:
         for followers in self._followers.values():
             for follower in followers:
-                assert follower.live is not None
-                follower.live.send(f"id: {position_text(self._position_of(follower))}\n\n".encode())
+                follower.live.send(f"id: {position_text(follower.position or ())}\n\n".encode())
 
 
 def _gap(ticket: bytes, source: int, last: bytes) -> Event:

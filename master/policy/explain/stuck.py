@@ -251,7 +251,7 @@ def told(group: Mapping[str, Any]) -> str:
     """
     tickets = group["tickets"]
     if tickets == 1 and group["rows"] and group["tickets_are_all"]:
-        return f"Ticket {group['rows'][0]['shown']} {what(group)}"
+        return f"Ticket {group['rows'][0]['ticket_id']} {what(group)}"
     return f"{'' if group['tickets_are_all'] else 'at least '}{pluralize(tickets, 'ticket')} {what(group)}"
 
 
