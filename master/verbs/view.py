@@ -1,33 +1,262 @@
 """A view of one ticket stream: all that looks at it, and acts on it, over one link. Commands have one, and a master has
-one for its routes and pages."""
+one for its routes and pages.
+
+``Explainer`` reads the facts that an explanation (master/policy/explain/explain.py) needs about a ticket. Everything is
+in Redis; two things are not, and are asked where they are known: what the owner does with the ticket (its HTTP
+interface), and what the leader has in memory (the board). Without an answer the explanation says what it does not know.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
-from usher.common.protocol.attempts import GIVEN_UP
-from usher.common.protocol.keys import Keys
-from usher.common.redis.client import Arg, Link
-from usher.common.redis.replies import TicketRecord, TicketStream
+from usher.common.base.clock import now_s, wall_ms
+from usher.common.doctor.judgements import INFO_COMMANDS, write_trouble
+from usher.common.protocol.attempts import GIVEN_UP, decode
+from usher.common.protocol.keys import MASTER, Keys, LogKeys
+from usher.common.protocol.last_error import TRACEBACK
+from usher.common.protocol.last_error import decode as decode_error
+from usher.common.protocol.owner_words import due_ms_of
+from usher.common.protocol.registration import name_of
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.replies import TicketRecord, TicketStream, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings
 from usher.common.sending.producer import Producer
-from usher.master.insight.explainer import AskOwner, Explainer
 from usher.master.insight.live_overview import LiveOverview
-from usher.master.insight.stats import StreamStatsReader
-from usher.master.insight.status import StatusReader
-from usher.master.insight.ticket_history import TicketHistory
-from usher.master.messages.fields import MessageFields
+from usher.master.insight.stats import StreamStatsReader, stream_sums
+from usher.master.insight.status import MessageFields, StatusReader, TicketHistory
+from usher.master.leader.elector import parse_held
+from usher.master.membership.registry import RegisteredConsumer, members_of, state_of
 from usher.master.operations.action_log import KEPT, ActionLog, By, OperatorAction
 from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.delayed_messages import DelayedView
-from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.delayed_messages import DelayedView, member_of
+from usher.master.operations.live_rules import LiveRules, rulebook
 from usher.master.policy.board.plans import BoardFacts
+from usher.master.policy.explain.explain import ConsumerTotals, OwnerFacts, OwnerTold, TicketFacts, explain
+from usher.master.policy.letters import HALT, LetterFilter
+from usher.master.policy.rules import Rulebook
+from usher.master.policy.states import kind_of
 from usher.master.policy.ticket_orders import PlannedOrder, TicketOrder, plan_order
+
+#: A search for one ticket's entries: entries per call, and calls; and seconds for all searches of one explanation.
+_PAGE, _PAGES = 200, 25
+_LOOK_S = 0.05
+#: Clocks that differ by less count as one clock.
+_CLOCKS_AGREE_MS = 1000
+
+#: Asks the owner at this health URL what it does with a ticket; None: no answer.
+AskOwner = Callable[[str, str], OwnerTold | None]
+
+
+class Explainer:
+    """Explains tickets of one stream; only the thread that asked waits for an owner's answer."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        ticket_field: str,
+        lease_ms: int,
+        ask_owner: AskOwner = lambda health_url, ticket_id: None,
+        board: Callable[[bytes], BoardFacts | None] = lambda ticket: None,
+        sources: Callable[[], dict[str, Any] | None] = lambda: None,
+        by_stream: bool = False,
+        pulse: LiveOverview | None = None,
+    ) -> None:
+        """Keep the parts. ``sources``: the progress of gathering (``StatusReader.sources``); ``by_stream``: tickets of
+        several streams are called STREAM/ID; ``pulse``: knows what waits for its turn, and what fails alike."""
+        self._link, self._keys, self._ticket_field, self._lease_ms = link, keys, ticket_field, lease_ms
+        self._scripts, self._stream, self._letters = (
+            ScriptRunner(link),
+            TicketStream(link, keys),
+            DeadLetters(link, keys),
+        )
+        self._ask_owner, self._board, self._pulse = ask_owner, board, pulse
+        self._sources, self._by_stream = sources, by_stream
+
+    def explain(self, ticket_id: str) -> dict[str, Any]:
+        ticket = ticket_id.encode("utf-8", "surrogateescape")
+        board = self._board(ticket)
+        found = self._read(ticket_id, ticket, board)
+        owner_url = found.pop("health_url")
+        told = self._ask_owner(owner_url, ticket_id) if owner_url else None
+        if not (found["kind"] or found["unread"] or found["parked"]):
+            seen = self._sources() or {"lag": 0, "lag_is_exact": True}
+            found |= {
+                "not_gathered": seen["lag"],
+                "gathered_is_exact": seen["lag_is_exact"],
+                "by_stream": self._by_stream,
+            }
+        board, now_ms = self._board(ticket), wall_ms()
+        queue = self._pulse.queue if self._pulse is not None else None
+        if (error := found.get("error")) is not None and error.alike and self._pulse:  # each consumer counts its own
+            alike = [one["tickets"] for one in self._pulse.snapshot()["groups"] if one["text"] == error.told]
+            found["error"] = error._replace(alike=max(error.alike, *alike, 0))
+        if board is not None and board.has_all:  # memory knows what Redis would be searched for
+            parked = tuple(one for one in board.first if one not in found["ids"])
+            found |= {"parked": parked, "parked_is_exact": True}
+        if board is not None and queue is not None:
+            queue = queue.before(board.tenant.decode(errors="replace"))
+        found |= {"told": told, "board": board, "lease_ms": self._lease_ms, "queue": queue}
+        return explain(TicketFacts(ticket_id, now_ms, **found))
+
+    def leader_url(self) -> str:
+        held = self._link.call("GET", self._keys.leader)
+        return parse_held(held).url or ""
+
+    def _read(self, ticket_id: str, ticket: bytes, board: BoardFacts | None) -> dict[str, Any]:
+        """Return all facts that Redis knows, as arguments of TicketFacts, and the owner's health URL. Makes few round
+        trips: a busy master is slow at each."""
+        keys, until_s = self._keys, now_s() + _LOOK_S
+        seen = stream_sums(self._link, self._scripts, keys, _PAGE * _PAGES)
+        of_ticket = [("HGET", keys.tickets, ticket), ("HGETALL", keys.rules), ("HGETALL", keys.consumers)]
+        replies = self._link.pipeline([*INFO_COMMANDS, *of_ticket])
+        told, stored = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
+        for reply in stored:
+            if isinstance(reply, Exception):
+                raise reply
+        value, ruled, registered = stored
+        kind, record, due_ms = _record(value)
+        if kind == "owned" and (record := self._stream.in_processing(record)) is None:
+            kind = ""
+        ids = record.ids if record is not None else []
+        rules, pending = rulebook(ruled), seen["by_name"]
+        members = members_of(self._link, keys, registered)
+        trouble = write_trouble(*told)
+        found: dict[str, Any] = {
+            "kind": kind,
+            "fence": record.fence if record is not None else 0,
+            "ids": tuple(ids),
+            "lag": seen["lag"],
+            "has_group": seen["has_group"],
+            "leader": None if seen["epoch"] is None else seen["leader_url"] or "",
+            "rules": tuple(rules.all_of(ticket, tenant := board.tenant if board is not None else b"")),
+            "limit": rules.limit_of(ticket, tenant),
+            "crowd": _crowd(members, rules, pending),
+            "health_url": "",
+            "due_ms": due_ms,
+            "refuses_writes": trouble.text if trouble is not None and trouble.is_certain else "",
+        }
+        if kind == "owned" and record is not None:
+            found["owner"], found["health_url"] = self._owner(record.owner.decode(), members, rules)
+        found["unread"], found["unread_is_exact"] = (), True
+        if seen["lag"]:
+            above = b"(" + seen["delivered"] if seen["has_group"] else b"-"
+            found["unread"], found["unread_is_exact"] = self._find(keys.stream, ticket, above, "", until_s)
+        found["parked"], found["parked_is_exact"] = (), True
+        if seen["has_group"] and pending.get(MASTER) and not (board is not None and board.has_all):
+            parked, found["parked_is_exact"] = self._find(keys.stream, ticket, b"-", keys.group, until_s)
+            known = {*ids}
+            found["parked"] = tuple(entry_id for entry_id in parked if entry_id not in known)
+        if not (kind or found["unread"] or found["parked"]):
+            found |= self._delayed(ticket, until_s)
+        found |= self._attempts([*ids[:_PAGE], *found["parked"][:_PAGE]])
+        return found | self._its_letters(ticket, kind)
+
+    def _owner(
+        self, incarnation: str, members: dict[str, RegisteredConsumer], rules: Rulebook
+    ) -> tuple[OwnerFacts, str]:
+        name = name_of(incarnation)
+        successor = next(
+            (
+                other
+                for other, member in members.items()
+                if name_of(other) == name and other != incarnation and member.alive
+            ),
+            "",
+        )
+        paused = rules.of_consumers.get(name)
+        member = members.get(incarnation)
+        lease = self._keys.lease(incarnation)  # the lease may outlive the registration
+        state, left_ms = self._link.all_of([("GET", lease), ("PTTL", lease)])
+        if not isinstance(state, bytes):
+            return OwnerFacts(incarnation, "", 0, successor, paused), ""
+        url = member.registration.health_url if member is not None else ""
+        return OwnerFacts(incarnation, state.decode(errors="replace"), max(0, left_ms), successor, paused), url
+
+    def _delayed(self, ticket: bytes, until_s: float) -> dict[str, Any]:
+        """Return the ticket's delayed messages and when the first of them is due. Messages that no leader has looked at
+        yet may be due now."""
+        log = LogKeys(self._keys.stream)
+        try:
+            ids, is_exact = self._find(log.delayed, ticket, b"-", "", until_s)
+            *scores, (seconds, micros) = self._link.all_of(
+                [*(("ZSCORE", log.due, member_of(entry_id.decode())) for entry_id in ids), ("TIME",)]
+            )
+        except CommandRefused:
+            return {}  # the Redis user lacks this right, which is newer than many a user
+        due_ms = min((int(float(score)) for score in scores if score is not None), default=0)
+        ahead_ms = int(seconds) * 1000 + int(micros) // 1000 - wall_ms()
+        if due_ms and abs(ahead_ms) >= _CLOCKS_AGREE_MS:
+            due_ms = max(1, due_ms - ahead_ms)  # due by Redis' clock, shown by ours
+        return {"delayed": len(ids), "delayed_is_exact": is_exact, "due_ms": due_ms}
+
+    def _find(
+        self, stream: str, ticket: bytes, start: bytes, group: str, until_s: float
+    ) -> tuple[tuple[bytes, ...], bool]:
+        """Find entries of the ticket above ``start``, in the stream or parked in the group. The second value is False
+        when there are more entries than the search looked through."""
+        found: list[bytes] = []
+        for _ in range(_PAGES):
+            args = ("XRANGE", start, "+", _PAGE, self._ticket_field, ticket, "", group, MASTER if group else "")
+            _, last, ids, is_all = self._scripts.run("find_entries", (stream,), args)
+            found += ids
+            if is_all:
+                return tuple(found), True
+            if now_s() > until_s:
+                break
+            start = b"(" + last
+        return tuple(found), False
+
+    def _attempts(self, ids: Sequence[bytes]) -> dict[str, Any]:
+        if not ids:
+            return {}
+        keys, first = self._keys, ids[0]
+        noted, (error, traceback) = self._link.all_of(
+            [("HMGET", keys.attempts, *ids), ("HMGET", keys.errors, first, TRACEBACK + first)]
+        )
+        return {
+            "attempts": {one: decode(value) for one, value in zip(ids, noted, strict=True) if value is not None},
+            "error": decode_error(error),
+            "traceback": (traceback or b"").decode(errors="replace"),
+        }
+
+    def _its_letters(self, ticket: bytes, kind: str) -> dict[str, Any]:
+        """Find the letter that a halted ticket waits for, or the newest letter of a ticket of which nothing is left."""
+        if kind not in ("", "halted"):
+            return {}
+        found = self._letters.newest(LetterFilter(ticket, policy=HALT if kind else ""), None, 1, 0.0)
+        letter, name = next(iter(found.letters), None), "letter" if kind else "last_letter"
+        return {name: letter, "letters_are_all": letter is not None or found.cursor is None}
+
+
+def _record(value: Any) -> tuple[str, TicketRecord | None, int]:
+    if value is None:
+        return "", None, 0
+    try:
+        record = parse_record(value)
+    except ValueError:
+        return "unreadable", None, 0
+    return kind_of(record.owner), record._replace(ids=sorted(record.ids, key=rank)), due_ms_of(record.owner) or 0
+
+
+def _crowd(members: dict[str, RegisteredConsumer], rules: Rulebook, pending: dict[bytes, int]) -> ConsumerTotals:
+    counts = {"live": 0, "starting": 0, "paused": 0, "draining": 0, "revoked": 0}
+    room = 0
+    for incarnation, member in members.items():
+        state = state_of(member, rules)
+        if state in counts:
+            counts[state] += 1
+        if state == "live":
+            room += max(0, member.registration.capacity - pending.get(incarnation.encode(), 0))
+    return ConsumerTotals(**counts, room=room)
+
 
 #: How often an order is planned anew when the ticket has just moved.
 _TRIES = 3

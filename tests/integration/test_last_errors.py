@@ -14,13 +14,13 @@ from usher.common.base.errors import ReplyUnknown, RetryLater
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import TRACEBACK, LastError, decode
 from usher.common.redis.replies import pairs
-from usher.master.insight.explainer import Explainer
 from usher.master.insight.live_overview import StuckTickets
 from usher.master.insight.status import StatusReader
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.verbs.view import Explainer
 
 T, U, V = b"T", b"U", b"V"
 

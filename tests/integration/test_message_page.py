@@ -191,8 +191,8 @@ def test_a_search_in_the_run_log_goes_on_at_its_cursor(
     site: Site, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy(world)
-    monkeypatch.setattr("usher.master.insight.ticket_history._RUNS_AT_ONCE", 1)
-    monkeypatch.setattr("usher.master.insight.ticket_history._PIECE_EVENTS", 1)
+    monkeypatch.setattr("usher.master.insight.status._RUNS_AT_ONCE", 1)
+    monkeypatch.setattr("usher.master.insight.status._PIECE_EVENTS", 1)
     for number in (1, 2):
         world.link.call("XADD", world.keys.runs, f"{number}-1", "batch", _RUN % "1-1")
     first = _told(site, "1-1")

@@ -8,7 +8,6 @@ from tests.integration.memory import full_memory
 from usher.common.base.clock import wall_ms
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.insight.explainer import Explainer
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.stats import StreamStatsReader, lag_document
 from usher.master.insight.status import StatusReader
@@ -17,6 +16,7 @@ from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.board.plans import BoardFacts
 from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.settings import MasterSettings
+from usher.master.verbs.view import Explainer
 
 
 def _pulse(link: Link, keys: Keys) -> LiveOverview:

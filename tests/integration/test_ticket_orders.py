@@ -22,7 +22,6 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import Order
 from usher.consumer.policy.outcome import RetryPolicy, TicketPace
 from usher.consumer.web import describe_ticket
-from usher.master.insight.explainer import Explainer
 from usher.master.membership.consumer_http import read_answer
 from usher.master.operations.action_log import By
 from usher.master.operations.dead_letters import DeadLetters
@@ -30,7 +29,7 @@ from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.explain.explain import OwnerTold
 from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.policy.ticket_orders import TicketOrder, plan_order
-from usher.master.verbs.view import OrderResult, TicketOrders
+from usher.master.verbs.view import Explainer, OrderResult, TicketOrders
 
 T = b"T"
 RETRY, GIVE_UP, CANCEL = TicketOrder.RETRY, TicketOrder.GIVE_UP, TicketOrder.CANCEL

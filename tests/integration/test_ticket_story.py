@@ -7,9 +7,8 @@ import pytest
 from tests.integration.factories import World
 from usher.common.protocol.run_log import encode
 from usher.consumer.policy.acks import Finished
-from usher.master.insight import ticket_history as ticket_story
-from usher.master.insight.status import ticket_row
-from usher.master.insight.ticket_history import TicketHistory
+from usher.master.insight import status as ticket_story
+from usher.master.insight.status import TicketHistory, ticket_row
 
 T = b'T "1" *[x]'
 

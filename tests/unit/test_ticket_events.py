@@ -9,7 +9,7 @@ import pytest
 
 from usher.common.protocol.run_log import CRASHED, encode
 from usher.consumer.policy.acks import Finished
-from usher.master.cli.tickets import ServerSentEvent, lines_of, parse
+from usher.master.cli.status import ServerSentEvent, lines_of, parse
 from usher.master.insight.status import ticket_row
 from usher.master.insight.ticket_feed import (
     ENTRIES,
