@@ -46,7 +46,7 @@ from usher.consumer.isolation.process import NOT_RUN, CallResult, HandlerProcess
 from usher.master.cli.shared import asks, caller, configured, console, print_json, table, why_option
 from usher.master.cli.status import place
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import DeadLetter, LetterFilter, also_for
 from usher.master.verbs.verbs import LetterAsk
 from usher.master.verbs.view import View

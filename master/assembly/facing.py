@@ -39,7 +39,7 @@ from usher.master.membership.registry import Membership, NameInUse, Registration
 from usher.master.operations.trimming import retention_of
 from usher.master.policy.rates import BacklogLimits
 from usher.master.settings import MasterSettings
-from usher.master.verbs.documents import Lag
+from usher.master.verbs.verbs import Lag
 from usher.master.web.api import REGISTER_BODY, Desk, IncarnationFenced, NotLeader, Parts, operator_routes, routes
 from usher.master.web.pages.site import add_pages
 

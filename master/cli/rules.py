@@ -38,7 +38,7 @@ from usher.master.cli.shared import (
     why_option,
 )
 from usher.master.insight.formatting import moment
-from usher.master.operations.delayed_messages import check_due
+from usher.master.operations.shelves import check_due
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Target, rule_id
 from usher.master.verbs.verbs import DELAYED, LETTERS, VERBS, Args, MovedDelayed, NewRule, OfTarget

@@ -39,8 +39,7 @@ from usher.master.operations.live_rules import TooManyRules
 from usher.master.policy.letters import Preview
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.policy.states import BAD, STATES, WARN
-from usher.master.verbs.bulk import BulkJob
-from usher.master.verbs.verbs import TICKETS, VERBS, Args, Ask, Item, Shelf, Unfit, Verb
+from usher.master.verbs.verbs import TICKETS, VERBS, Args, Ask, BulkJob, Item, Shelf, Unfit, Verb
 from usher.master.verbs.view import View
 
 #: A width, in characters, at which nothing is folded.

@@ -30,10 +30,10 @@ from usher.master.insight.formatting import ticket_url, visible
 from usher.master.insight.stats import stream_sums, tickets_of
 from usher.master.insight.status import consumer_rows
 from usher.master.membership.registry import STATES
-from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.stuck import (
+from usher.master.policy.explain.explain import (
     OK,
     Head,
     StuckContext,

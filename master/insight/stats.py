@@ -28,8 +28,8 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead, parse_held
 from usher.master.membership.registry import members_of, state_of
-from usher.master.operations.delayed_messages import waiting_commands, waiting_of
 from usher.master.operations.live_rules import rulebook
+from usher.master.operations.shelves import waiting_commands, waiting_of
 from usher.master.policy.rates import BacklogLimits
 from usher.master.policy.rules import RuleAction, Rulebook, Target
 

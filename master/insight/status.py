@@ -49,9 +49,9 @@ from usher.common.redis.replies import TicketRecord, TicketStream, group_of, pai
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.stats import Kept, stream_sums, tickets_of
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
-from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
-from usher.master.policy.explain.stuck import fence_ms
+from usher.master.operations.shelves import DeadLetters
+from usher.master.policy.explain.explain import fence_ms
 from usher.master.policy.letters import HALT, LetterFilter
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.states import Seen, kind_of, last_error, ticket_state, told_alike, tried

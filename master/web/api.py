@@ -52,30 +52,38 @@ from usher.master.leader.elector import Lead
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.membership.registry import Membership, RegistrationResult
 from usher.master.operations.action_log import By
-from usher.master.operations.delayed_messages import DelayedRow
 from usher.master.operations.live_rules import TooManyRules
-from usher.master.verbs.bulk import BulkJobs
-from usher.master.verbs.documents import (
+from usher.master.operations.shelves import DelayedRow
+from usher.master.verbs.verbs import (
+    VERBS,
     Actions,
+    Args,
     Audit,
+    BulkJobs,
     Consumers,
     ConsumerShown,
+    DelayedAsk,
     DelayedList,
     Deregistered,
     ExecutionRow,
     Explanation,
     Found,
+    LetterAsk,
     Letters,
     MessageShown,
+    NewOrder,
+    OrderArgs,
+    Outcome,
     Registered,
     Reported,
     Rules,
     Sources,
     TicketRow,
     Tickets,
+    Unfit,
+    Verb,
     WholeLetter,
 )
-from usher.master.verbs.verbs import VERBS, Args, DelayedAsk, LetterAsk, NewOrder, OrderArgs, Outcome, Unfit, Verb
 from usher.master.verbs.view import View
 
 #: Seconds that a report waits for the dispatcher's next turn; then it is answered "not leader" and comes again.
@@ -637,7 +645,7 @@ def operator_routes(parts: Parts) -> Blueprint:
         problems={422: "ticket ids have 1 to 256 bytes"},
     )
     def explain(ticket_id: str) -> Response:
-        return answer(seen(parts.explainer.explain(read_ticket_id(_EXPLAIN))))
+        return answer(seen(parts.explain(read_ticket_id(_EXPLAIN))))
 
     @api.get("/explain")
     @tells(
@@ -646,7 +654,7 @@ def operator_routes(parts: Parts) -> Blueprint:
         query=TicketQuery,
     )
     def explain_by_query() -> Response:
-        return answer(seen(parts.explainer.explain(read_query(TicketQuery).id)))
+        return answer(seen(parts.explain(read_query(TicketQuery).id)))
 
     @api.get("/rules")
     @tells("The live rules.", {200: Rules})
@@ -813,7 +821,7 @@ def _now(parts: Parts, ticket_id: str, message_id: str) -> dict[str, Any] | None
     """Return what the explanation of its ticket says of an unfinished message, and the ticket's state; without one its
     ``state`` is "": it is done, or was given up."""
     try:
-        explained = parts.explainer.explain(ticket_id)
+        explained = parts.explain(ticket_id)
     except ValueError:
         return None  # what is no ticket id
     row = next((one for one in explained["entries"] if one["id"] == message_id), None)

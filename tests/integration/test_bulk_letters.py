@@ -15,14 +15,13 @@ from tests.integration.factories import World
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import CommandRefused
 from usher.master.operations.action_log import ActionLog, By
-from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules, RuleSetChange
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import Rule, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
-from usher.master.verbs.bulk import DONE, STOPPED, BulkJob, BulkJobs
-from usher.master.verbs.verbs import LETTERS, TICKETS, Args, DryRun, Shelf
+from usher.master.verbs.verbs import DONE, LETTERS, STOPPED, TICKETS, Args, BulkJob, BulkJobs, DryRun, Shelf
 from usher.master.verbs.view import OrderResult
 
 REDRIVE, DROP = "redrive", "drop"

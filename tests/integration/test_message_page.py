@@ -13,8 +13,8 @@ from tests.doors import Site, busy, sign_in
 from tests.integration.delays import FUTURE, delay, now_ms, send_due
 from tests.integration.factories import World
 from usher.common.protocol.last_error import LastError, encode
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.verbs.documents import MessageShown
+from usher.master.operations.shelves import DeadLetters
+from usher.master.verbs.verbs import MessageShown
 
 _RUN = (
     '{"consumer":"a:7","ids":["%s","9-9"],"tickets":["T","U"],"fences":[88,89],"attempts":[2,1],'

@@ -18,7 +18,7 @@ from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.policy.explain.stuck import SHOWN
+from usher.master.policy.explain.explain import SHOWN
 
 _MOST_BYTES = 300_000
 

@@ -31,8 +31,7 @@ from usher.common.http.auth import CSRF_FIELD, Doorman, csrf_token, doorman, loc
 from usher.common.http.credentials import Role
 from usher.common.protocol.message import ticket_value
 from usher.common.protocol.stream_id import is_id
-from usher.master.charts.drawing import WIDTH, draw, kinds, totals, turns
-from usher.master.charts.keeper import read_points
+from usher.master.charts.keeper import WIDTH, draw, kinds, read_points, totals, turns
 from usher.master.insight.formatting import (
     FILTERS,
     TICKET_COLUMNS,
@@ -45,19 +44,19 @@ from usher.master.insight.formatting import (
 )
 from usher.master.insight.status import BAR, ORDERS, ticket_rows
 from usher.master.operations.action_log import OperatorAction, counted
-from usher.master.operations.delayed_messages import check_due
+from usher.master.operations.shelves import check_due
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
-from usher.master.policy.explain.stuck import OK
+from usher.master.policy.explain.explain import OK
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import LONGEST_REASON, MOST_RULES, Rule, alike
 from usher.master.policy.states import BY_NAME, LISTED
-from usher.master.verbs.bulk import BulkJob
 from usher.master.verbs.verbs import (
     DELAYED,
     LETTERS,
     TICKETS,
     VERBS,
     Ask,
+    BulkJob,
     DelayedAsk,
     DryRun,
     LetterAsk,
@@ -342,7 +341,7 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
     if not 0 < len(ticket_id.encode()) <= _LONGEST_ID:
         raise refused(f"a ticket id has 1 to {_LONGEST_ID} bytes")
     try:
-        explained = parts.explainer.explain(ticket_id)
+        explained = parts.explain(ticket_id)
         owner, known = explained["owner"], [entry["id"] for entry in explained["entries"]]
         held = (owner["incarnation"], explained["fence"]) if owner and explained["fence"] else None
         timeline = parts.history.timeline(ticket_id, request.args.get("back"), known, held)
@@ -351,7 +350,7 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
     entries = [entry | {"sent_ms": sent_ms({"message_ids": [entry["id"]]})} for entry in explained["entries"]]
     shown = with_fields(lambda some: parts.fields.add(some, lambda row: row["id"]), entries[:_ENTRIES])
     facts: dict[str, Any] = {"entries": shown, "more_entries": max(0, len(entries) - _ENTRIES)}
-    facts["orders"] = parts.orders.offers(explained)
+    facts["orders"] = parts.offers(explained)
     letter = explained["dead_letter"] or explained["last_dead_letter"]
     facts["traces"] = parts.fields.traces([letter]) if letter and sees_texts() else {}
     facts |= {"bar": BAR, "timeline": timeline, "explained": explained}
