@@ -530,37 +530,53 @@ class TicketHistory:
             if time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:
                 return found, start
 
-    def message(self, message_id: str) -> dict[str, Any] | None:
-        """Return a message with its fields as pairs, long values cut; None when it is not in the stream."""
-        rows = self._link.call("XRANGE", self._keys.stream, message_id, message_id)
-        if not rows:
-            return None
-        flat = rows[0][1]
-        pairs = [[_truncate_value(flat[at]), _truncate_value(flat[at + 1])] for at in range(0, min(len(flat), 400), 2)]
-        ticket = ticket_value(flat, self._field.encode())
-        named = None if ticket is None else ticket.decode(errors="replace")
-        told = {"message_id": message_id, "ticket_id": named, "fields": pairs}
-        return told | {"field_count": len(flat) // 2, "bytes": sum(map(len, flat))}
-
-    def standing(self, message_id: str, is_there: bool) -> TicketState | None:
-        """Return the state of a message by its place in the group, whatever its ticket; None when it is neither pending
-        nor still to be read. ``is_there``: the stream has it."""
-        keys = self._keys
+    def message(self, message_id: str) -> dict[str, Any]:
+        """Return what the stream, its group and the notes beside it have of a message, named as in ``MessageShown``;
+        long values are cut. ``bytes`` None: it is not in the stream; ``state``: by its place in the group, whatever its
+        ticket, None when it is neither pending nor still to be read."""
+        keys, entry_id = self._keys, message_id.encode()
+        beside = [("HGET", keys.attempts, entry_id), ("HMGET", keys.errors, entry_id, TRACEBACK + entry_id)]
+        rows, taken, noted, (error, traceback) = self._link.all_of(
+            [("XRANGE", keys.stream, message_id, message_id), ("GET", keys.taken), *beside]
+        )
         asked = ("XPENDING", keys.stream, keys.group, message_id, message_id, 1)
-        groups, taken, pending = self._link.pipeline([("XINFO", "GROUPS", keys.stream), ("GET", keys.taken), asked])
-        group = group_of(groups, keys.group, taken)
+        groups, pending = self._link.pipeline([("XINFO", "GROUPS", keys.stream), asked])
+        group, flat = group_of(groups, keys.group, taken), rows[0][1] if rows else []
+        is_unread = rows and (group is None or rank(entry_id) > rank(group[b"last-delivered-id"]))
+        state = TicketState.UNREAD if is_unread else None
         if group is not None and pending:
-            return BY_OWNER.get(bytes(pending[0][1]), TicketState.HANDED_OVER)
-        is_unread = group is None or rank(message_id.encode()) > rank(group[b"last-delivered-id"])
-        return TicketState.UNREAD if is_there and is_unread else None
+            state = BY_OWNER.get(bytes(pending[0][1]), TicketState.HANDED_OVER)
+        ticket, last = ticket_value(flat, self._field.encode()), decode_error(error)
+        due, uid, replayed = (first_value(flat, name) or b"" for name in (DUE_FIELD, UID_FIELD, REPLAY_OF))
+        told: dict[str, Any] = {"message_id": message_id, "state": state, "sent_ms": milliseconds(entry_id)}
+        told |= {"ticket_id": None if ticket is None else ticket.decode(errors="replace")}
+        texts = [_truncate_value(one) for one in flat[:400]]
+        fields = [list(pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
+        sizes = (sum(map(len, flat)), len(flat) // 2, fields) if rows else (None, None, None)
+        told |= dict(zip(("bytes", "field_count", "fields"), sizes, strict=True))
+        told |= {"due_ms": int(due.partition(b".")[0]) if due.partition(b".")[0].isdigit() and len(due) <= 20 else None}
+        told |= {"replay_of": _id_or_none(replayed.decode(errors="replace"), message_id)}
+        told |= {"redriven_from": _id_or_none(uid.decode(errors="replace"), message_id) if not replayed else None}
+        attempts = NEVER if noted is None else decode(noted)
+        told |= {"attempts": attempts.starts, "charged": attempts.failures}
+        told |= {"traceback": (traceback or b"").decode(errors="replace")}
+        return told | {"last_error": last and last._asdict() | {"told": last.told}}
+
+    def again(self, message_id: str) -> dict[str, Any]:
+        """Return the redrives and replays of a message, as far as one piece goes back."""
+        ends_s = time.monotonic() + _PIECE_S
+        asked = ("usher_replay_of", "uid")
+        found = [self._find("entries", "+", (field, message_id.encode()), ends_s) for field in asked]
+        ids = dict.fromkeys(one.decode() for some, _ in found for one in some)
+        is_all = all(reached == END for _, reached in found)
+        return {"again": [one for one in ids if one != message_id], "again_is_all": is_all}
 
     def executions(self, message_id: str, after: str | None = None, kept: Sequence[Any] = ()) -> dict[str, Any]:
         """Return the executions of a message, oldest first: from when it was sent, or (the next piece) behind a record
         of the run log. ``kept``: those that its dead letter has.
 
-        ``more``: behind which record of the run log the search goes on, None at its end, and ``until_ms`` how far it
-        came; ``begins_ms``: with what the run log begins, None: it is empty; ``is_cut``: earlier executions may have
-        been in it, since the first one that is found is no first attempt, or none is found and the log begins after the
+        Named as in ``MessageShown``; ``until_ms``: how far the search came. Earlier executions may have been cut off
+        the log when the first one that is found is no first attempt, or none is found and the log begins after the
         message was sent."""
         sent_ms, text = milliseconds(message_id.encode()), orjson.dumps(message_id)
         start = f"({after}" if after else f"{max(0, sent_ms - _CLOCKS_MS)}-0"
@@ -575,8 +591,8 @@ class TicketHistory:
         more = None if start == END else start.removeprefix("(")
         until_ms = milliseconds(more.encode()) if more else None
         is_cut = not after and (found[0]["attempt"] > 1 if found else (begins_ms or sent_ms) > sent_ms)
-        told = {"runs": found, "more": more, "until_ms": until_ms}
-        return told | {"begins_ms": begins_ms, "is_cut": is_cut}
+        told = {"executions": found, "cursor": more, "until_ms": until_ms}
+        return told | {"run_log_begins_ms": begins_ms, "executions_are_cut": is_cut}
 
     def finished(
         self, ticket: str, handler: str, before: str = "", most: int = 100
@@ -597,36 +613,6 @@ class TicketHistory:
             start, at_once = f"({last.decode()}", min(_RUNS_AT_ONCE, 2 * at_once)
             if is_all or len(rows) >= most or time.monotonic() > ends_s:
                 return sorted(rows, key=lambda row: -row["ms"]), None if is_all else last.decode()
-
-    def beside(self, message_id: str) -> dict[str, Any]:
-        """Return what is kept beside a message: its attempts and last error, when it was to be sent, of which message
-        it is a redrive or replay, and which ones are of it, as far as one piece goes back."""
-        keys, entry_id, ends_s = self._keys, message_id.encode(), time.monotonic() + _PIECE_S
-        noted, (error, traceback), rows = self._link.all_of(
-            [
-                ("HGET", keys.attempts, entry_id),
-                ("HMGET", keys.errors, entry_id, TRACEBACK + entry_id),
-                ("XRANGE", keys.stream, message_id, message_id),
-            ]
-        )
-        flat = rows[0][1] if rows else []
-        due, uid, replayed = (first_value(flat, name) or b"" for name in (DUE_FIELD, UID_FIELD, REPLAY_OF))
-        redriven = uid.decode(errors="replace")
-        again: list[str] = []
-        is_all = True
-        for field in ("usher_replay_of", "uid"):
-            some, reached = self._find("entries", "+", (field, entry_id), ends_s)
-            again += [one.decode() for one in some]
-            is_all = is_all and reached == END
-        last, attempts = decode_error(error), Attempts() if noted is None else decode(noted)
-        told: dict[str, Any] = {"sent_ms": milliseconds(entry_id)}
-        told |= {"due_ms": int(due.partition(b".")[0]) if due.partition(b".")[0].isdigit() and len(due) <= 20 else None}
-        told |= {"replay_of": _id_or_none(replayed.decode(errors="replace"), message_id)}
-        told |= {"redriven_from": _id_or_none(redriven, message_id) if not replayed else None}
-        told |= {"again": [one for one in dict.fromkeys(again) if one != message_id]}
-        told |= {"again_is_all": is_all}
-        known = {"attempts": attempts._asdict(), "traceback": (traceback or b"").decode(errors="replace")}
-        return told | {"noted": known | {"last_error": last and last._asdict() | {"told": last.told}}}
 
     def containing(self, text: str, most: int, cursor: str = "0") -> tuple[list[tuple[bytes, bytes]], str | None]:
         """Return about ``most`` tickets in processing whose id contains ``text``, with their records; and the next

@@ -756,8 +756,9 @@ def _add_messages(api: Blueprint, parts: Parts) -> None:
         problems={404: "unknown_message"},
     )
     def show(message_id: str) -> Response:
-        cursor = read_query(_MessageQuery).cursor
-        return answer(seen(_document(message_id, message_facts(parts, message_id, cursor))))
+        facts = message_facts(parts, message_id, read_query(_MessageQuery).cursor)
+        runs = [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in facts["executions"]]
+        return answer({name: facts[name] for name in MessageShown.__annotations__} | {"executions": runs})
 
 
 def find_messages(
@@ -788,60 +789,45 @@ def query_bytes(name: str) -> bytes:
 
 
 def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str, Any]:
-    """Return what the caller may see of a message, but for the texts of errors (``seen``); of its executions those
-    behind ``after``. Raises Problem 404 when nothing is known of it."""
-    entry = parts.history.message(message_id)
+    """Return what the caller may see of a message, named as in ``MessageShown``; of its executions those behind
+    ``after``; and ``now``: what the explanation of its ticket says of an unfinished one. Raises Problem 404 when
+    nothing is known of it."""
     # Before the letters: what is given up is no longer pending in the step that writes its letter.
-    standing = parts.history.standing(message_id, entry is not None)
-    found_letter = parts.letters.of_message(message_id.encode())
-    waiting = parts.delayed.chosen([message_id])
-    runs = parts.history.executions(message_id, after, found_letter.runs if found_letter else ())
-    letter = found_letter and found_letter.row()
-    if not (entry or letter or waiting or standing or runs["runs"]) and runs["more"] is None:
+    facts = parts.history.message(message_id)
+    letter, waiting = parts.letters.of_message(message_id.encode()), parts.delayed.chosen([message_id])
+    facts |= parts.history.executions(message_id, after, letter.runs if letter else ())
+    is_there, runs = facts["bytes"] is not None, facts["executions"]
+    if not (is_there or letter or waiting or facts["state"] or runs) and facts["cursor"] is None:
         raise Problem(
             404,
             "unknown_message",
             "nothing is known of a message of that id: not in the stream, the delayed messages, the dead letters or the"
             " run log; it may have been trimmed",
         )
-    delayed = shown(waiting[0]) if waiting else None
-    found = [part.get("ticket_id") for part in (entry, letter, delayed, *runs["runs"][:1]) if part]
+    delayed, dead_letter = shown(waiting[0]) if waiting else None, letter and letter.row()
+    found = [part.get("ticket_id") for part in (facts, dead_letter, delayed, *runs[:1]) if part]
     ticket_id = next(filter(None, found), None)
-    now = _now(parts, ticket_id, message_id) if entry and ticket_id else None
-    fields = entry.pop("fields") if entry else None
-    row = now and now["row"]
-    state = "delayed" if delayed else row["state"] if row else "dead_letter" if letter else standing
-    state = str(state or ("over" if entry else "gone"))
-    facts = {"ticket_id": ticket_id, "entry": entry, "letter": letter}
-    facts |= {"delayed": delayed, "runs": runs, "now": now, "fields": fields if sees_texts() else None}
-    return facts | {"message_state": state} | parts.history.beside(message_id)
+    now = _now(parts, ticket_id, message_id) if is_there and ticket_id else {}
+    entry = now.get("row")
+    state = "delayed" if delayed else entry["state"] if entry else "dead_letter" if letter else facts["state"]
+    facts |= {"state": str(state or ("over" if is_there else "gone")), "ticket_id": ticket_id, "now": now}
+    facts |= {"entry": entry, "sentences": now["sentences"] if now.get("is_first") else []}
+    facts |= {"delayed": delayed, "dead_letter": dead_letter, "fields": facts["fields"] if sees_texts() else None}
+    told: dict[str, Any] = seen(facts | parts.history.again(message_id))
+    return told
 
 
-def _now(parts: Parts, ticket_id: str, message_id: str) -> dict[str, Any] | None:
-    """Return what the explanation of its ticket says of an unfinished message, and the ticket's state; without one its
-    ``state`` is "": it is done, or was given up."""
+def _now(parts: Parts, ticket_id: str, message_id: str) -> dict[str, Any]:
+    """Return what the explanation of its ticket says of an unfinished message, and the ticket's state; without a
+    ``row`` it is done, or was given up."""
     try:
         explained = parts.explain(ticket_id)
     except ValueError:
-        return None  # what is no ticket id
+        return {}  # what is no ticket id
     row = next((one for one in explained["entries"] if one["id"] == message_id), None)
     facts = {"summary": explained["summary"], "owner": explained["owner"], "ticket_state": explained["state"]}
     is_first = bool(explained["entries"]) and explained["entries"][0]["id"] == message_id
     return facts | {"row": row, "is_first": is_first, "sentences": explained["sentences"]}
-
-
-def _document(message_id: str, facts: dict[str, Any]) -> dict[str, Any]:
-    entry, now, runs, noted = facts["entry"] or {}, facts["now"] or {}, facts["runs"], facts["noted"]
-    told = {"message_id": message_id, "ticket_id": facts["ticket_id"], "state": facts["message_state"]}
-    told |= {"bytes": entry.get("bytes"), "field_count": entry.get("field_count"), "fields": facts["fields"]}
-    told |= {"sentences": now.get("sentences", []) if now.get("is_first") else [], "entry": now.get("row")}
-    told |= {"delayed": facts["delayed"], "dead_letter": facts["letter"]}
-    told |= {"executions": [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in runs["runs"]]}
-    told |= {"cursor": runs["more"], "run_log_begins_ms": runs["begins_ms"], "executions_are_cut": runs["is_cut"]}
-    told |= {"attempts": noted["attempts"]["starts"], "charged": noted["attempts"]["failures"]}
-    told |= {"last_error": noted["last_error"], "traceback": noted["traceback"]}
-    beside = ("sent_ms", "due_ms", "replay_of", "redriven_from", "again", "again_is_all")
-    return told | {name: facts[name] for name in beside}
 
 
 def _add_order(api: Blueprint, parts: Parts, word: str) -> None:

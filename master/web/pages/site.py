@@ -303,7 +303,7 @@ def _add_messages(views: Blueprint, parts: Parts) -> None:
         if not is_id(message_id):
             raise Problem(404, "unknown_message", "no message has an id of that form")
         facts = message_facts(parts, message_id, asked_place("after") or None)
-        return render_page("tickets/message.html", "tickets", message_id=message_id, **facts)
+        return render_page("tickets/message.html", "tickets", message_state=facts["state"], **facts)
 
 
 def _by_field(parts: Parts) -> dict[str, Any]:
