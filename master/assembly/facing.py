@@ -26,12 +26,10 @@ from usher.common.redis.client import SharedLink
 from usher.common.runtime.service import Health, Service
 from usher.common.runtime.settings import is_loopback
 from usher.master.assembly.program import LeaderServices, MasterContext
-from usher.master.insight.diagnostics import SystemDiagnostics
-from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.live import LiveOverview, TicketFeed
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
 from usher.master.insight.stats import BacklogWatch, StreamStatsReader, lag_document
-from usher.master.insight.status import FIELDS_S
-from usher.master.insight.ticket_feed import TicketFeed
+from usher.master.insight.status import FIELDS_S, SystemDiagnostics
 from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import HealthHosts

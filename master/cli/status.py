@@ -60,9 +60,8 @@ from usher.master.cli.shared import (
     tickets_table,
     unblock_hint,
 )
-from usher.master.insight.diagnostics import retained
-from usher.master.insight.live_overview import MOST, LiveOverview
-from usher.master.insight.status import ORDERS, FoundMessages, MessageFields, StatusReader
+from usher.master.insight.live import MOST, LiveOverview
+from usher.master.insight.status import ORDERS, FoundMessages, MessageFields, StatusReader, retained
 from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
 from usher.master.policy.explain.explain import Reason
 from usher.master.policy.rates import rates, sample_of

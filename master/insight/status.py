@@ -1,7 +1,7 @@
 """Read what pages and commands show, from Redis alone: works without a master, and on any of them. ``StatusReader``:
 the state of the system, its consumers and tickets. ``TicketHistory``: what is still known of a ticket; nothing is kept
 per ticket, so the streams are searched backwards, in Redis, a bounded piece at a time. ``MessageFields``: what messages
-say."""
+say. ``SystemDiagnostics``: the doctor's findings, the stream's readers, and what may be cut of the stream."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ import orjson
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import GroupMissing
-from usher.common.doctor.collector import SourcesReader
-from usher.common.doctor.judgements import INFO_COMMANDS, write_trouble
+from usher.common.base.log import redacted
+from usher.common.doctor.collector import SourcesReader, collect, look_at_memory, read_growth
+from usher.common.doctor.judgements import INFO_COMMANDS, DoctorFinding, describe, examine, report, write_trouble
 from usher.common.protocol.attempts import NEVER, Attempts, decode
-from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.last_error import RUNS, TRACEBACK, LastError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.message import (
@@ -51,11 +52,13 @@ from usher.master.insight.stats import Kept, stream_sums, tickets_of
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.live_rules import read_rules
 from usher.master.operations.shelves import DeadLetters
+from usher.master.operations.trimming import Trimming
 from usher.master.policy.explain.explain import fence_ms
 from usher.master.policy.letters import HALT, LetterFilter
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.states import Seen, kind_of, last_error, ticket_state, told_alike, tried
 from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.policy.trim import Cut, Nothing, Refused, Retention, RetentionFacts, decide, readers
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 100_000
@@ -885,3 +888,88 @@ def _begin(cursor: str | None, delivered: bytes) -> _SearchPosition:
 def _text(values: list[Any] | None, at: int) -> str | None:
     found = values[at] if values is not None and at < len(values) else None
     return None if found is None or found[1] > LONGEST_TICKET else found[0].decode(errors="replace")
+
+
+#: Seconds for which findings are shown again: an examination watches clocks for 0.1 s.
+_FOUND_FOR_S = 15.0
+#: Newest declared losses that are shown.
+_LOSSES_SHOWN = 50
+
+
+class SystemDiagnostics:
+    """The doctor and the stream's readers, for the page. ``retention`` and the findings ``of_master``: the master's."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        lease_ms: int,
+        sources: SourceSelection | None = None,
+        retention: Retention | None = None,
+        of_master: tuple[DoctorFinding, ...] = (),
+    ) -> None:
+        self._link, self._keys, self._lease_ms, self._sources = link, keys, lease_ms, sources
+        self._retention, self._of_master = retention or Retention(), of_master
+        #: Returns the document of `usher doctor --json`.
+        self.doctor = Kept(_FOUND_FOR_S, self._examine)
+
+    def _examine(self) -> dict[str, Any]:
+        facts = collect(self._link, self._keys, self._lease_ms, self._sources)
+        findings = [*examine(facts), *self._of_master]
+        return {"asked_ms": wall_ms(), **report(redacted(self._link.url), facts, findings)}
+
+    def streams(self) -> list[dict[str, Any]]:
+        """Return one row for the ticket stream: its readers, what may be cut and why, and whose checkpoints there
+        are."""
+        facts = Trimming(self._link, self._keys).facts()
+        beside = {self._keys.runs: "run log", self._keys.dead: "dead letters"}
+        lengths = [("XLEN", name) for name in (self._keys.stream, *beside)]
+        streamer, length, *entries = self._link.all_of([("GET", LogKeys(self._keys.stream).leader), *lengths])
+        now_ms, memory = look_at_memory(self._link)
+        grows = read_growth(self._link, self._keys.stream, length, facts.span, now_ms, memory)
+        losses = parse_losses(*self._link.pipeline([losses_command(self._keys, _LOSSES_SHOWN)]))
+        seen = self._link.pipeline([("XINFO", "STREAM", name) for name in beside])
+        last = [None if isinstance(one, Exception) else pairs(one)[b"last-generated-id"].decode() for one in seen]
+        others = [
+            {"name": name, "what": what, "entries": count, "last": newest}
+            for (name, what), count, newest in zip(beside.items(), entries, last, strict=True)
+        ]
+        archived_only, wished = self._retention.archived_only, self._retention.wishes(facts, now_ms)
+        decision = decide(facts, archived_only=archived_only, wished=wished)
+        return [
+            retained(self._keys.stream, facts, decision, archived_only)
+            | {
+                "entries": length,
+                "growth": None if grows is None else describe(grows),
+                "days_left": None if grows is None else grows.days_left,
+                "memory": None if memory is None else memory._asdict() | {"share": memory.share},
+                "losses": [told(loss) for loss in losses],
+                "streamer": (streamer or b"").decode(errors="replace").partition(" ")[2] or None,
+                "others": others,
+            }
+        ]
+
+
+def retained(
+    stream: str, facts: RetentionFacts, decision: Cut | Nothing | Refused, archived_only: bool
+) -> dict[str, Any]:
+    """Return, for programs, who reads a stream, and what may be cut of it."""
+    now_ms, span, cut = wall_ms(), facts.span, decision if isinstance(decision, Cut) else None
+    ages_s = {name: round((now_ms - noted_ms) / 1000, 1) for name, _, noted_ms in facts.checkpoints}
+    rows = [
+        one._asdict()
+        | {"keeps_from": one.keeps_from.decode()}
+        | {"noted_s_ago": ages_s[one.name] if one.kind == "checkpoint" else None}
+        for one in readers(facts, archived_only=archived_only)
+    ]
+    return {
+        "stream": stream,
+        "first_id": span.first.decode() if span is not None and span.first else None,
+        "last_id": span.last_generated.decode() if span is not None else None,
+        "readers": rows,
+        "decision": type(decision).__name__.lower(),
+        "floor": cut and cut.floor.decode(),
+        "kept_for": cut and f"{cut.because.kind} {cut.because.name}",
+        "why": decision.why,
+        "problems": list(decision.problems) if isinstance(decision, Refused) else [],
+    }

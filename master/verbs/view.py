@@ -28,7 +28,7 @@ from usher.common.redis.replies import TicketRecord, TicketStream, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings
 from usher.common.sending.producer import Producer
-from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.live import LiveOverview
 from usher.master.insight.stats import StreamStatsReader, stream_sums
 from usher.master.insight.status import MessageFields, StatusReader, TicketHistory
 from usher.master.leader.elector import parse_held

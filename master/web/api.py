@@ -44,10 +44,15 @@ from usher.common.runtime.service import Health, Service, judge
 from usher.common.runtime.settings import checked_by
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
-from usher.master.insight.diagnostics import SystemDiagnostics
-from usher.master.insight.live_overview import LiveOverview
-from usher.master.insight.status import LONGEST_VALUE, ROWS, FoundMessages, MessageFields, StatusReader
-from usher.master.insight.ticket_feed import TicketFeed, parse_position
+from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
+from usher.master.insight.status import (
+    LONGEST_VALUE,
+    ROWS,
+    FoundMessages,
+    MessageFields,
+    StatusReader,
+    SystemDiagnostics,
+)
 from usher.master.leader.elector import Lead
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.membership.registry import Membership, RegistrationResult

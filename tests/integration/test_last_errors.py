@@ -15,7 +15,7 @@ from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import TRACEBACK, LastError, decode
 from usher.common.redis.replies import pairs
 from usher.common.runtime.settings import CommonSettings
-from usher.master.insight.live_overview import StuckTickets
+from usher.master.insight.live import StuckTickets
 from usher.master.insight.status import StatusReader
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import LetterFilter

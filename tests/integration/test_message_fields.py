@@ -21,7 +21,7 @@ from usher.common.http.credentials import Identity, Role
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.message import SHOWN_BYTES
 from usher.master.insight import status as message_fields
-from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.live import LiveOverview
 from usher.master.insight.status import LONGEST_VALUE, FoundMessages, MessageFields, StatusReader
 
 _NAMES = ("order", "payload.customer.id")

@@ -9,7 +9,7 @@ from usher.common.base.clock import wall_ms
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.runtime.settings import CommonSettings
-from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.live import LiveOverview
 from usher.master.insight.stats import StreamStatsReader, lag_document
 from usher.master.insight.status import StatusReader
 from usher.master.operations.action_log import By

@@ -10,7 +10,7 @@ from tests.abuse import check_contract
 from tests.integration.factories import LEASE_MS, World, spent
 from usher.common.base.clock import wall_ms
 from usher.common.redis.client import Link
-from usher.master.insight.live_overview import LiveOverview, StuckTickets
+from usher.master.insight.live import LiveOverview, StuckTickets
 from usher.master.insight.status import ORDERS, StatusReader
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
