@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
@@ -37,7 +38,7 @@ from usher.master.operations.action_log import KEPT, ActionLog, By, OperatorActi
 from usher.master.operations.live_rules import LiveRules, rulebook
 from usher.master.operations.shelves import DeadLetters, DelayedView, member_of
 from usher.master.policy.board.plans import BoardFacts
-from usher.master.policy.explain.explain import ConsumerTotals, OwnerFacts, OwnerTold, TicketFacts, explain
+from usher.master.policy.explain.explain import OwnerFacts, OwnerTold, TicketFacts, explain
 from usher.master.policy.letters import HALT, LetterFilter
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.states import kind_of
@@ -170,6 +171,7 @@ class View:
         ids = record.ids if record is not None else []
         rules, pending = rulebook(ruled), seen["by_name"]
         members = members_of(self.link, keys, registered)
+        states = {incarnation: state_of(member, rules) for incarnation, member in members.items()}
         trouble = write_trouble(*told)
         found: dict[str, Any] = {
             "kind": kind,
@@ -180,7 +182,12 @@ class View:
             "leader": None if seen["epoch"] is None else seen["leader_url"] or "",
             "rules": tuple(rules.all_of(ticket, tenant := board.tenant if board is not None else b"")),
             "limit": rules.limit_of(ticket, tenant),
-            "crowd": _crowd(members, rules, pending),
+            "crowd": Counter(state for state in states.values() if state != "lost"),
+            "room": sum(
+                max(0, members[one].registration.capacity - pending.get(one.encode(), 0))
+                for one, state in states.items()
+                if state == "live"
+            ),
             "health_url": "",
             "due_ms": due_ms,
             "refuses_writes": trouble.text if trouble is not None and trouble.is_certain else "",
@@ -338,18 +345,6 @@ def _record(value: Any) -> tuple[str, TicketRecord | None, int]:
     except ValueError:
         return "unreadable", None, 0
     return kind_of(record.owner), record._replace(ids=sorted(record.ids, key=rank)), due_ms_of(record.owner) or 0
-
-
-def _crowd(members: dict[str, RegisteredConsumer], rules: Rulebook, pending: dict[bytes, int]) -> ConsumerTotals:
-    counts = {"live": 0, "starting": 0, "paused": 0, "draining": 0, "revoked": 0}
-    room = 0
-    for incarnation, member in members.items():
-        state = state_of(member, rules)
-        if state in counts:
-            counts[state] += 1
-        if state == "live":
-            room += max(0, member.registration.capacity - pending.get(incarnation.encode(), 0))
-    return ConsumerTotals(**counts, room=room)
 
 
 def _result(ticket_id: str, order: TicketOrder, planned: PlannedOrder, outcome: str) -> OrderResult:

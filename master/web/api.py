@@ -59,35 +59,18 @@ from usher.master.membership.registry import Membership, RegistrationResult
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.operations.shelves import DelayedRow
+from usher.master.verbs import verbs
 from usher.master.verbs.verbs import (
     VERBS,
-    Actions,
     Args,
-    Audit,
     BulkJobs,
-    Consumers,
-    ConsumerShown,
     DelayedAsk,
-    DelayedList,
-    Deregistered,
-    ExecutionRow,
-    Explanation,
-    Found,
     LetterAsk,
-    Letters,
-    MessageShown,
     NewOrder,
     OrderArgs,
     Outcome,
-    Registered,
-    Reported,
-    Rules,
-    Sources,
-    TicketRow,
-    Tickets,
     Unfit,
     Verb,
-    WholeLetter,
 )
 from usher.master.verbs.view import View
 
@@ -373,7 +356,7 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
     @api.post("/consumers/register")
     @tells(
         "Register a start of a consumer: 201 new, 200 the same start again.",
-        {201: Registered, 200: Registered},
+        {201: verbs.Registered, 200: verbs.Registered},
         body=_Registration,
         role=Role.CONSUMER,
         problems={
@@ -393,7 +376,7 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
     @api.post("/consumers/deregister")
     @tells(
         "Report that an incarnation has left.",
-        {200: Deregistered},
+        {200: verbs.Deregistered},
         body=_Deregistration,
         role=Role.CONSUMER,
         problems={404: "unknown_incarnation"},
@@ -408,7 +391,7 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
     @api.post("/messages/acknowledge")
     @tells(
         "Report messages that are acknowledged in Redis, so that the leader frees their tickets at once.",
-        {200: Reported, 204: None},
+        {200: verbs.Reported, 204: None},
         body=ReportBody,
         headers={"Prefer": "return=minimal (RFC 7240): no answers; 204, perhaps before the tickets are freed."},
         role=Role.CONSUMER,
@@ -436,17 +419,17 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
         return rows if fields is None else with_fields(fields.add_to_tickets, rows)
 
     @api.get("/consumers")
-    @tells("All registered consumers.", {200: Consumers})
+    @tells("All registered consumers.", {200: verbs.Consumers})
     def consumers() -> Response:
         return answer({"consumers": desk.status.consumers()})
 
     @api.get("/sources")
-    @tells("The progress of gathering several ticket streams; null when there is one.", {200: Sources})
+    @tells("The progress of gathering several ticket streams; null when there is one.", {200: verbs.Sources})
     def sources() -> Response:
         return answer({"sources": desk.status.sources()})
 
     @api.get("/tickets")
-    @tells("A page of tickets in processing, or one by its id.", {200: Tickets}, query=_TicketsQuery)
+    @tells("A page of tickets in processing, or one by its id.", {200: verbs.Tickets}, query=_TicketsQuery)
     def tickets() -> Response:
         asked = read_query(_TicketsQuery)
         if asked.id is not None:
@@ -456,7 +439,7 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
         return answer(seen(page | {"tickets": told(page["tickets"])}))
 
     @api.get("/tickets/<rest:ticket_id>")
-    @tells("One ticket in processing.", {200: TicketRow}, problems=TICKET_PROBLEMS)
+    @tells("One ticket in processing.", {200: verbs.TicketRow}, problems=TICKET_PROBLEMS)
     def ticket(ticket_id: str) -> Response:
         found = desk.ticket(read_ticket_id())
         if found is None:
@@ -464,7 +447,7 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
         return answer(seen(told([found])[0]))
 
     @api.get("/audit")
-    @tells("The result of the last audit; null when there was none.", {200: Audit})
+    @tells("The result of the last audit; null when there was none.", {200: verbs.Audit})
     def audit() -> Response:
         return answer({"audit": desk.status.proofs()["audit"]})
 
@@ -595,13 +578,16 @@ _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
 _FIND_S = 0.5
 _EXPLAIN = b"/explain"
 #: Of an execution, what belongs to the message that is asked for.
-_OF_EXECUTIONS = tuple(ExecutionRow.__annotations__)
+_OF_EXECUTIONS = tuple(verbs.ExecutionRow.__annotations__)
 
 
-class _Page(BaseModel):
+class _Query(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cursor: StreamId | None = None
+
+
+class _Page(_Query):
     limit: PageLimit = _ON_A_PAGE
 
 
@@ -632,12 +618,6 @@ class _FindQuery(BaseModel):
     limit: PageLimit = ROWS
 
 
-class _MessageQuery(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    cursor: StreamId | None = None
-
-
 def operator_routes(parts: Parts) -> Blueprint:
     api = Blueprint("operators", __name__, url_prefix="/api")
     _add_shelves(api, parts)
@@ -646,7 +626,7 @@ def operator_routes(parts: Parts) -> Blueprint:
     @api.get("/tickets/<rest:ticket_id>/explain")
     @tells(
         "The reason why a ticket waits, and until when.",
-        {200: Explanation},
+        {200: verbs.Explanation},
         problems={422: "ticket ids have 1 to 256 bytes"},
     )
     def explain(ticket_id: str) -> Response:
@@ -655,20 +635,20 @@ def operator_routes(parts: Parts) -> Blueprint:
     @api.get("/explain")
     @tells(
         "The explanation of a ticket of any id: in a path, some ids may be taken for something else.",
-        {200: Explanation},
+        {200: verbs.Explanation},
         query=TicketQuery,
     )
     def explain_by_query() -> Response:
         return answer(seen(parts.explain(read_query(TicketQuery).id)))
 
     @api.get("/rules")
-    @tells("The live rules.", {200: Rules})
+    @tells("The live rules.", {200: verbs.Rules})
     def rules() -> Response:
         book = parts.rules.read()
         return answer({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
 
     @api.get("/actions")
-    @tells("Actions of operators, newest first.", {200: Actions}, query=_Page)
+    @tells("Actions of operators, newest first.", {200: verbs.Actions}, query=_Page)
     def actions() -> Response:
         asked = read_query(_Page)
         before = None if asked.cursor is None else asked.cursor.encode()
@@ -678,7 +658,7 @@ def operator_routes(parts: Parts) -> Blueprint:
     @api.get("/consumers/<name>/process")
     @tells(
         "One consumer: where it runs, and what it runs at this moment, as it says itself.",
-        {200: ConsumerShown},
+        {200: verbs.ConsumerShown},
         problems={404: "unknown_consumer"},
     )
     def consumer(name: str) -> Response:
@@ -698,7 +678,7 @@ def operator_routes(parts: Parts) -> Blueprint:
 
 def _add_shelves(api: Blueprint, parts: Parts) -> None:
     @api.get("/dead-letters")
-    @tells("A page of dead letters, oldest first.", {200: Letters}, query=LetterQuery)
+    @tells("A page of dead letters, oldest first.", {200: verbs.Letters}, query=LetterQuery)
     def list_letters() -> Response:
         asked = read_query(LetterQuery)
         after = None if asked.cursor is None else asked.cursor.encode()
@@ -709,7 +689,7 @@ def _add_shelves(api: Blueprint, parts: Parts) -> None:
     @api.get("/dead-letters/<stream_id:letter_id>")
     @tells(
         "One dead letter; for operators with the text of its error, traceback and fields.",
-        {200: WholeLetter},
+        {200: verbs.WholeLetter},
         problems={404: "unknown_dead_letter"},
     )
     def show_letter(letter_id: str) -> Response:
@@ -720,7 +700,7 @@ def _add_shelves(api: Blueprint, parts: Parts) -> None:
         return answer(told if sees_texts() else seen(told) | {"message_fields": None})
 
     @api.get("/delayed")
-    @tells("A page of delayed messages, the earliest first.", {200: DelayedList}, query=_DelayedQuery)
+    @tells("A page of delayed messages, the earliest first.", {200: verbs.DelayedList}, query=_DelayedQuery)
     def list_delayed() -> Response:
         asked, delayed = read_query(_DelayedQuery), parts.delayed
         try:
@@ -742,7 +722,7 @@ def _add_messages(api: Blueprint, parts: Parts) -> None:
     @api.get("/find")
     @tells(
         "Messages with a value in a field, unfinished or dead: a page, and how far the search came.",
-        {200: Found},
+        {200: verbs.Found},
         query=_FindQuery,
         role=Role.OPERATOR,
     )
@@ -756,14 +736,14 @@ def _add_messages(api: Blueprint, parts: Parts) -> None:
     @api.get("/messages/<stream_id:message_id>")
     @tells(
         "What is known of a message: where it is, its executions, error and dead letter; for operators what it says.",
-        {200: MessageShown},
-        query=_MessageQuery,
+        {200: verbs.MessageShown},
+        query=_Query,
         problems={404: "unknown_message"},
     )
     def show(message_id: str) -> Response:
-        facts = message_facts(parts, message_id, read_query(_MessageQuery).cursor)
+        facts = message_facts(parts, message_id, read_query(_Query).cursor)
         runs = [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in facts["executions"]]
-        return answer({name: facts[name] for name in MessageShown.__annotations__} | {"executions": runs})
+        return answer({name: facts[name] for name in verbs.MessageShown.__annotations__} | {"executions": runs})
 
 
 def find_messages(

@@ -115,23 +115,6 @@ class OwnerTold:
 
 
 @dataclass(frozen=True)
-class ConsumerTotals:
-    """All consumers together. ``live`` ones take work, ``paused`` ones live and do not, ``starting`` ones have not
-    renewed their lease yet. ``room``: messages that the living may yet be handed."""
-
-    live: int = 0
-    starting: int = 0
-    paused: int = 0
-    draining: int = 0
-    revoked: int = 0
-    room: int = 0
-
-    @property
-    def all(self) -> int:
-        return self.live + self.starting + self.paused + self.draining + self.revoked
-
-
-@dataclass(frozen=True)
 class TicketFacts:
     """All that is known of a ticket at a moment. Ids are in id order; ``ids`` are those that its record names,
     ``parked`` and ``unread`` the others."""
@@ -154,7 +137,10 @@ class TicketFacts:
     has_group: bool = True
     leader: str | None = None  # its URL, "" where that is unknown; None: no master leads
     board: BoardFacts | None = None
-    crowd: ConsumerTotals = ConsumerTotals()
+    crowd: Counter[str] = field(
+        default_factory=Counter
+    )  # consumers that are not lost, by state; ``live`` ones take work
+    room: int = 0  # messages that the live ones may yet be handed
     rules: tuple[Rule, ...] = ()  # rules that match the ticket, the one that holds first
     limit: Rule | None = None  # the least one
     letter: DeadLetter | None = None  # the letter that a halted ticket waits for
@@ -466,12 +452,12 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
     if not facts.has_group:
         text = "the consumer group is gone: the leader makes it again, where it was"
         return Reason("no_group", text), "the group", 0
-    if crowd.all == 0:
+    if not crowd.total():
         text = f"{what} waits for a consumer, and none is alive (is `usher consumer` running?)"
         return Reason("no_consumers", text), "a consumer", 0
-    if crowd.live == 0:
-        told = f"{crowd.starting} starting, {crowd.paused} paused, {crowd.draining} draining, {crowd.revoked} revoked"
-        text = f"{what} waits: none of the {crowd.all} consumers takes work ({told})"
+    if not crowd["live"]:
+        told = ", ".join(f"{crowd[state]} {state}" for state in ("starting", "paused", "draining", "revoked"))
+        text = f"{what} waits: none of the {crowd.total()} consumers takes work ({told})"
         return Reason("none_accepts", text), "a consumer that takes work", 0
     if rule is not None and rule.action is RuleAction.SLOW and facts.board is not None and facts.board.due_ms:
         due_ms = facts.board.due_ms
@@ -501,8 +487,8 @@ def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] 
     if where == TicketState.UNREAD and facts.board is not None and facts.board.is_full:
         text = f"the leader does not read {what} yet: it has as many waiting messages as it may"
         return Reason("waiting_limit", text), "others to be done", 0
-    if facts.crowd.room <= 0:
-        text = f"{what} waits for room: {pluralize(facts.crowd.live, 'consumer')} that take work, all full{behind}"
+    if facts.room <= 0:
+        text = f"{what} waits for room: {pluralize(facts.crowd['live'], 'consumer')} that take work, all full{behind}"
         return Reason("consumers_full", text), "room on a consumer", 0
     if queue is not None and where != TicketState.UNREAD:
         return Reason("waits_for_turn", f"{what} waits for its turn {queue.text}"), "its turn", 0
