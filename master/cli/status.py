@@ -41,25 +41,7 @@ from usher.common.redis.locate import find_local_instance
 from usher.common.redis.replies import Entry
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.sending.producer import SECONDS
-from usher.master.cli.shared import (
-    asked_of,
-    asks,
-    configured,
-    confirm,
-    console,
-    consumers_table,
-    looks,
-    perform,
-    print_json,
-    session,
-    shelf_command,
-    show,
-    shown_heads,
-    shown_texts,
-    table,
-    tickets_table,
-    unblock_hint,
-)
+from usher.master.cli import shared as ui
 from usher.master.insight.live import MOST, LiveOverview
 from usher.master.insight.status import ORDERS, FoundMessages, MessageFields, StatusReader, retained
 from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
@@ -93,12 +75,12 @@ it is 0, and `missing_consumers` names them."""
 )
 @options(CommonSettings)
 def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> None:
-    with configured(flags, "status") as found:
+    with ui.configured(flags, "status") as found:
         reader = found.status
         seen = look(reader, None, found.settings)
-        screen = console()
+        screen = ui.console()
         if as_json:
-            print_json(seen)
+            ui.print_json(seen)
             return
         if once or not screen.is_terminal:
             screen.print(drawn(seen))
@@ -183,7 +165,7 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         facts.append(("rules", f"{seen['rules']:,} hold tickets or consumers back  (usher rules)"))
     if seen["done_per_second"] is not None and seen["sent_per_second"] is not None:
         facts.append(("per second", f"sent {seen['sent_per_second']:,.0f}  done {seen['done_per_second']:,.0f}"))
-    parts: list[RenderableType] = [table("Usher", ("", ""), facts), "", consumers_table(seen["consumers"])]
+    parts: list[RenderableType] = [ui.table("Usher", ("", ""), facts), "", ui.consumers_table(seen["consumers"])]
     if not seen["consumers"]:
         parts.append("  none is registered: start one with `usher consumer --handler module:function`")
     is_what = "is not alive"
@@ -196,9 +178,12 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
     if seen["tickets_in_processing"]:
         shown = len(seen["tickets_in_processing"])
         total = max(shown, seen["tickets"])  # counted a moment before the rows
-        parts += ["", tickets_table(seen["tickets_in_processing"], f"Tickets in processing ({shown:,} of {total:,})")]
+        parts += [
+            "",
+            ui.tickets_table(seen["tickets_in_processing"], f"Tickets in processing ({shown:,} of {total:,})"),
+        ]
     if seen["tickets_parked"]:
-        parts += ["", tickets_table(seen["tickets_parked"], "Waiting: no consumer has a message of these tickets")]
+        parts += ["", ui.tickets_table(seen["tickets_parked"], "Waiting: no consumer has a message of these tickets")]
     return Group(*parts)
 
 
@@ -252,7 +237,7 @@ def log(
     end = "+" if given["until"] is None else place(given["until"], now_ms)
     wanted = None if given["ticket"] is None else given["ticket"].encode("utf-8", "surrogateescape")
     shown = 0
-    with configured(flags, "log", timeout_s=30.0) as at, contextlib.suppress(KeyboardInterrupt):
+    with ui.configured(flags, "log", timeout_s=30.0) as at, contextlib.suppress(KeyboardInterrupt):
         for entry in _entries(at.link, at.keys.stream, start, end, follow):
             if (
                 wanted is not None
@@ -340,7 +325,7 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
 @click.option(
     "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="About the most listed."
 )
-@looks
+@ui.looks
 def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
     field, equals, value = what.partition("=")
     try:
@@ -349,27 +334,27 @@ def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
         raise click.UsageError(str(wrong)) from None
     if not equals:
         raise click.UsageError(f"{what!r} has no value: give FIELD=VALUE, such as kind=paid")
-    with configured(flags, "fields") as at:
+    with ui.configured(flags, "fields") as at:
         reader = at.fields
         found = _found(reader, field, os.fsencode(value), limit)
     cells = [
         (
             row["message_id"] or "",
             row["ticket_id"] or "(none)",
-            *shown_texts(row, reader.names),
+            *ui.shown_texts(row, reader.names),
             f"{label(row['state'])} {row['letter_id'] or ''}".strip(),
             row["consumer_name"],
         )
         for row in found.rows
     ]
-    columns = ("message", "ticket", *shown_heads(reader.names), "state", "consumer")
+    columns = ("message", "ticket", *ui.shown_heads(reader.names), "state", "consumer")
     rows = [row | {"ticket_id": row["ticket_id"] and json_safe(row["ticket_id"])} for row in found.rows]
     counts = {"looked_at": found.looked_at, "of": found.number, "of_is_exact": found.is_exact}
     document = {"messages": rows, **counts, "more": found.cursor is not None}
     of = f"{'' if found.is_exact else 'at least '}{found.number:,}"
     looked = f"  {len(rows):,} found; looked at {found.looked_at:,} of {of} that are unfinished or dead"
     further = "" if found.cursor is None else "  there may be more: --limit shows more"
-    show(as_json, document, table("Messages", columns, cells, ids=("message", "state")), looked, further)
+    ui.show(as_json, document, ui.table("Messages", columns, cells, ids=("message", "state")), looked, further)
 
 
 def _found(reader: MessageFields, field: str, value: bytes, limit: int) -> FoundMessages:
@@ -409,11 +394,11 @@ def _found(reader: MessageFields, field: str, value: bytes, limit: int) -> Found
     is_flag=True,
     help="Remove the mark of `usher audit archive`, when no archive is kept any more, and end.",
 )
-@looks
+@ui.looks
 def trim(
     flags: dict[str, Any], apply: bool, archived_only: bool, keep_s: float | None, as_json: bool, **forget: Any
 ) -> None:
-    with configured(flags, "trim", timeout_s=30.0) as at:
+    with ui.configured(flags, "trim", timeout_s=30.0) as at:
         settings = at.settings
         trimming = Trimming(at.link, Keys(settings.one_stream, settings.group))
         if any(forget.values()):
@@ -429,7 +414,7 @@ def trim(
     document |= {"would_cut": would, "would_cut_is_exact": would < COUNTED}
     document |= {"cut": cut if apply else None, "stopped_by": trouble or None}
     if as_json:
-        print_json(document)
+        ui.print_json(document)
     else:
         _print_trim_table(document)
     sys.exit(1 if isinstance(decision, Refused) or trouble else 0)
@@ -454,22 +439,22 @@ def _forget(trimming: Trimming, forget: str | None, forget_group: str | None, fo
 
 def _cut(trimming: Trimming, decision: Cut, archived_only: bool, would: int) -> tuple[int, str]:
     cut = 0
-    with progress() as show:
+    with progress() as tell:
         try:
             for gone in trimming.cut(decision.floor, archived_only=archived_only):
                 cut += gone
-                show("cutting", cut, would)
+                tell("cutting", cut, would)
         except StillNeeded as needed:
             return cut, str(needed)
     return cut, ""
 
 
 def _print_trim_table(told: dict[str, Any]) -> None:
-    screen = console()
+    screen = ui.console()
     ages = ("" if (age_s := row["noted_s_ago"]) is None else f"{age_s:,.0f} s ago" for row in told["readers"])
     cells = [(*list(row.values())[:4], age) for row, age in zip(told["readers"], ages, strict=True)]
     title = f"{told['stream']}: entries from {told['first_id'] or 'none'}, last id {told['last_id'] or 'none'}"
-    screen.print(table(title, ("reader", "name", "keeps from", "why", "noted"), cells, ids=("keeps from",)))
+    screen.print(ui.table(title, ("reader", "name", "keeps from", "why", "noted"), cells, ids=("keeps from",)))
     for text in (*_sentences(told), f"Stopped: {told['stopped_by']}" if told["stopped_by"] else ""):
         if text:
             screen.print(escape_control(text), markup=False, soft_wrap=True)
@@ -496,31 +481,31 @@ def tickets() -> None:
 
 
 @tickets.command("list", help="List tickets in processing, and those that wait.")
-@asks(TicketAsk)
+@ui.asks(TicketAsk)
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="age", show_default=True, help="The order.")
 @click.option(
     "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most tickets listed."
 )
-@looks
+@ui.looks
 def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **given: Any) -> None:
-    asked = asked_of(TicketAsk, given)
-    with configured(flags, "status") as at:
+    asked = ui.asked_of(TicketAsk, given)
+    with ui.configured(flags, "status") as at:
         found = at.status.find(asked.meant(), sort, limit)
         rows, more = found["rows"], found["number"] > len(found["rows"]) or not found["is_all"]
         rows, shown = at.fields.add_to_tickets(rows), at.settings.shown_names
     none = "" if rows else f"  none: {asked.told('everything that was read is done')}"
     further = f"  the first {len(rows):,}; --limit shows more" if len(rows) >= limit and more else none
-    listed = tickets_table(rows, shown=shown)
-    show(as_json, {"tickets": rows, "more": more}, listed, *map(unblock_hint, rows), further)
+    listed = ui.tickets_table(rows, shown=shown)
+    ui.show(as_json, {"tickets": rows, "more": more}, listed, *map(ui.unblock_hint, rows), further)
 
 
 @tickets.command("finished", help="List the latest messages that were done or given up, as the run log has them.")
 @click.option("--ticket", default="", metavar="ID", help="Only those of this ticket.")
 @click.option("--handler", default="", metavar="MODULE:FUNCTION", help="Only those that it handled.")
 @click.option("--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most listed.")
-@looks
+@ui.looks
 def list_finished(flags: dict[str, Any], ticket: str, handler: str, limit: int, as_json: bool) -> None:
-    with configured(flags, "status") as at:
+    with ui.configured(flags, "status") as at:
         rows, older = at.history.finished(ticket, handler, "", limit)
         while len(rows) < limit and older is not None:
             more, older = at.history.finished(ticket, handler, older, limit - len(rows))
@@ -529,9 +514,9 @@ def list_finished(flags: dict[str, Any], ticket: str, handler: str, limit: int, 
     names = ("ticket_id", "message_id", "outcome", "handler")
     told = [row | {"outcome": row["outcome"] + ", interrupted" * ("interrupted" in row)} for row in rows]
     shown = [(_when(row["ms"]), span(row["took_ms"]), *(row[name] for name in names)) for row in told]
-    listed = table("Finished", ("ended", "ran for", "ticket", "message", "outcome", "handler"), shown)
+    listed = ui.table("Finished", ("ended", "ran for", "ticket", "message", "outcome", "handler"), shown)
     further = "  the first of more; --limit shows more" if is_cut else "  all of the run log" if rows else "  none"
-    show(as_json, {"finished": rows, "more": is_cut}, listed, further)
+    ui.show(as_json, {"finished": rows, "more": is_cut}, listed, further)
 
 
 _MOST_SHOWN = 20
@@ -555,12 +540,12 @@ class ExplainTicketSettings(CommonSettings):
 @options(ExplainTicketSettings)
 def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
     outbox_url = load(ExplainTicketSettings, os.environ, flags).outbox_url
-    with configured(flags, "operator") as at:
+    with ui.configured(flags, "operator") as at:
         document = at.explained(ticket_id)
     if outbox_url:
         document = with_outbox(document, *_rows_of(outbox_url, ticket_id))
     if as_json:
-        print_json(document)
+        ui.print_json(document)
         return
     entries = document["entries"][:_MOST_SHOWN]
     shown = [
@@ -571,8 +556,8 @@ def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None
         click.echo(escape_control(f"  {sentence}"))
     _print_error(document)
     if shown:
-        console().print(
-            table("Entries", ("entry", "state", "attempt", "waits behind"), shown, ids=("entry", "waits behind"))
+        ui.console().print(
+            ui.table("Entries", ("entry", "state", "attempt", "waits behind"), shown, ids=("entry", "waits behind"))
         )
     if len(document["entries"]) > len(shown):
         click.echo(f"  and {len(document['entries']) - len(shown)} more")
@@ -616,8 +601,8 @@ def _order(order: TicketOrder) -> Callable[[View, str, dict[str, Any]], int]:
         if planned.problem or given["preview"]:
             args = args.model_copy(update={"preview": True})
         elif order not in (TicketOrder.RETRY, TicketOrder.INTERRUPT):  # which harm nothing
-            confirm(f"{planned.document['note']}: go on?", given["yes"], as_json)
-        return perform(view, "tickets order", args, as_json)
+            ui.confirm(f"{planned.document['note']}: go on?", given["yes"], as_json)
+        return ui.perform(view, "tickets order", args, as_json)
 
     return give
 
@@ -673,9 +658,9 @@ _EXAMPLES = 3
         " in one line. Looks twice, a second apart. Exit code 0, also when there are some."
     ),
 )
-@looks
+@ui.looks
 def stuck(flags: dict[str, Any], as_json: bool) -> None:
-    with configured(flags, "stuck") as at:
+    with ui.configured(flags, "stuck") as at:
         lease_ms = int(at.settings.lease_seconds * 1000)
         overview = LiveOverview(at.link, at.keys, at.settings.work_ticket_field, lease_ms)
         overview.at_once = math.inf
@@ -687,17 +672,17 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         groups, letters = at.fields.add_to_groups(overview.last["groups"]), overview.last["dead_letters"]
     names, is_cut = at.settings.shown_names, not all(one["tickets_are_all"] for one in groups)
     if as_json:
-        print_json({"groups": groups, "more": is_cut})
+        ui.print_json({"groups": groups, "more": is_cut})
         return
     for one in groups:
         click.echo(escape_control(one["told"]))
         few = one["rows"][:_EXAMPLES]
         shown = [
-            (row["ticket_id"], *shown_texts(row, names), row["tried"], row["behind"], row["consumer"], row["why"])
+            (row["ticket_id"], *ui.shown_texts(row, names), row["tried"], row["behind"], row["consumer"], row["why"])
             for row in few
         ]
-        columns = ("ticket", *shown_heads(names), "attempts", "behind", "consumer", "why")
-        console().print(table("", columns, shown, numbers=("behind",), ids=("ticket",)))
+        columns = ("ticket", *ui.shown_heads(names), "attempts", "behind", "consumer", "why")
+        ui.console().print(ui.table("", columns, shown, numbers=("behind",), ids=("ticket",)))
         for way in _ways(one):
             click.echo(escape_control(f"  {way}"))
     if not groups:
@@ -773,7 +758,7 @@ def follow(
 ) -> Iterator[ServerSentEvent]:
     """Yield events for ever: when a master goes, another one continues from the same position. Raises StartRefused when
     no master answers at the beginning, and when one refuses."""
-    asking = session(ca)
+    asking = ui.session(ca)
     begun = False
     while True:
         trouble = ""
@@ -792,14 +777,14 @@ def follow(
         time.sleep(_PAUSE_S)
 
 
-def _ask(session: requests.Session, url: str, ticket_id: str, position: str, token: str) -> requests.Response:
+def _ask(asking: requests.Session, url: str, ticket_id: str, position: str, token: str) -> requests.Response:
     headers = {"Accept": "text/event-stream"}
     if position:
         headers["Last-Event-ID"] = position
     if token:
         headers["Authorization"] = f"Bearer {token}"
     address = f"{url}/api/events?id={quote(ticket_id.encode('utf-8', 'surrogateescape'), safe='')}"
-    reply = session.get(address, headers=headers, stream=True, timeout=(_CONNECT_S, _SILENCE_S), allow_redirects=False)
+    reply = asking.get(address, headers=headers, stream=True, timeout=(_CONNECT_S, _SILENCE_S), allow_redirects=False)
     if reply.status_code == 200:
         return reply
     with reply:
@@ -874,6 +859,6 @@ def _with_message(command: Any) -> Any:
 
 for _one in TicketOrder:
     _extra = _with_message if _one is TicketOrder.INTERRUPT else lambda command: command
-    tickets.add_command(shelf_command(TICKETS.verbs[_one.value.replace("_", "-")], _extra, one=_order(_one)))
-for _command in (shelf_command(TICKETS.verbs["pause"]), follow_ticket, explain_ticket):
+    tickets.add_command(ui.shelf_command(TICKETS.verbs[_one.value.replace("_", "-")], _extra, one=_order(_one)))
+for _command in (ui.shelf_command(TICKETS.verbs["pause"]), follow_ticket, explain_ticket):
     tickets.add_command(_command)
