@@ -302,7 +302,7 @@ class LiveOverview(Service):
         self._fresh = threading.Condition()
         self._looked_s = 0.0
         self._closely_s = self._watched_s = 0.0
-        self._rows: dict[str, dict[str, Any]] = {}
+        self._rows: list[dict[str, Any]] = []
         self._rules = Rulebook(())
         self._snapshot = _nothing_yet(keys)
 
@@ -334,7 +334,7 @@ class LiveOverview(Service):
         """Return all registered consumers, by name, and names in the group that hold entries without being
         registered."""
         self.snapshot()
-        return [row for _, row in sorted(self._rows.items())]
+        return list(self._rows)
 
     def history(self) -> list[list[float | None]]:
         """Return rows of (milliseconds, sent/s, done/s, lag, age of the oldest in s), oldest first; None where a value
@@ -373,8 +373,8 @@ class LiveOverview(Service):
             states = self._look_at_consumers(seen)
             has_troubles = bool(seen["retrying"] or seen["errors"])
             self._tickets.advance(self.at_once, has_troubles, states, self._rules, seen["time_ms"])
-            for incarnation, row in self._rows.items():
-                row["tickets"] = self._tickets.owned_by(incarnation)
+            for row in self._rows:
+                row["tickets"] = self._tickets.owned_by(row["incarnation"])
             losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])
             seen["losses"] = [told_of(loss) for loss in parse_losses(losses)]
             trouble, share = write_trouble(*told), memory_share(*told)
@@ -435,14 +435,14 @@ class LiveOverview(Service):
         of_tickets = [rule for rule in rules.rules if rule.target is not Target.CONSUMER]
         broad = [rule.told() for rule in of_tickets if rule.target in _BROAD]
         held = {name.decode(errors="replace"): count for name, count in self._by_name.items()}
-        rows = {}
+        rows = []
         for row in consumer_rows(self._link, self._keys, rules, held):
             left_ms, is_alive = row.pop("lease_ms"), row["state"] != "lost"
             beat_ms = max(0, self._lease_ms - left_ms) if is_alive else None
-            rows[row["incarnation"]] = {"slots": None, "capacity": None} | row | {"beat_ms": beat_ms}
-            rows[row["incarnation"]]["tickets"] = self._tickets.owned_by(row["incarnation"])
+            tickets = self._tickets.owned_by(row["incarnation"])
+            rows.append({"slots": None, "capacity": None} | row | {"beat_ms": beat_ms, "tickets": tickets})
         self._rows = rows
-        states = {incarnation: str(row["state"]) for incarnation, row in rows.items()}
+        states = {row["incarnation"]: str(row["state"]) for row in rows}
         seen["rules"], seen["broad_rules"] = len(of_tickets), broad
         seen["consumers"] = {state: list(states.values()).count(state) for state in STATES}
         seen["living"] = sum(seen["consumers"][state] for state in ("live", "paused", "draining"))
