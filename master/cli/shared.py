@@ -34,7 +34,7 @@ from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.master.insight.formatting import TICKET_COLUMNS
-from usher.master.operations.action_log import FAILED, By, OperatorAction, counted
+from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.policy.letters import Preview
 from usher.master.policy.rules import LONGEST_REASON
@@ -451,23 +451,13 @@ def _show_preview(view: View, verb: Verb, shelf: Shelf, preview: Preview, nothin
 
 def _carry_out(job: BulkJob, pages: Iterator[Sequence[Any]]) -> int:
     """Do it to all of these, and return the exit code."""
-    ended, code = FAILED, 0
     try:
         with progress() as show:
-            for page in pages:
-                for _ in job.take(page, functools.partial(_carried_out, job.verb)):
-                    show(job.verb.word, job.outcomes.total(), job.count)
-                if job.is_over:
-                    break
-        ended = ""
+            for _ in job.carry_out(pages, functools.partial(_carried_out, job.verb)):
+                show(job.verb.word, job.outcomes.total(), job.count)
     except KeyboardInterrupt:
-        code, ended = 130, ""
-    finally:
-        if job.verb.noted and (job.outcomes or ended):
-            on = job.shelf.on([*job.touched], job.args) + (f": {job.told}" if job.told else "")
-            action = OperatorAction(job.view.by, job.verb.noted, on)
-            job.view.action_log.note(action, counted(job.outcomes.elements()) + ended)
-    return code or int(any(word not in job.shelf.good for word in job.outcomes))
+        return 130
+    return int(any(word not in job.shelf.good for word in job.outcomes))
 
 
 def _carried_out(verb: Verb, view: View, items: Sequence[Any], args: Args) -> list[Any]:

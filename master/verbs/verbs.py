@@ -41,7 +41,7 @@ from usher.common.protocol.stream_id import is_id, rank
 from usher.common.runtime.service import Service
 from usher.common.sending.producer import LATEST_MS
 from usher.master.insight.formatting import moment
-from usher.master.operations.action_log import OperatorAction, StepResult, counted
+from usher.master.operations.action_log import FAILED, OperatorAction, StepResult, counted
 from usher.master.operations.live_rules import RuleSetChange, TooManyRules
 from usher.master.operations.shelves import AT_ONCE, DROP, MOVE, SEND_NOW, check_due, chosen_delayed
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
@@ -625,7 +625,7 @@ class Verb:
             return outcome
         items, cursor = self.shelf.chosen(view, args)
         others = self.shelf.others(view, self.word)  # before: an error here must not hide what was done
-        results = self.act(view, args, items)
+        results = list(BulkJob(self, self.shelf, view, args, None, "", b"", len(items)).carry_out([items]))
         words = [one.word for one in results]
         others = others if "added" in words else []
         document = {"results": [shown(one) for one in results], "cursor": cursor, "other_groups": others}
@@ -639,14 +639,6 @@ class Verb:
         left = Counter(word for word in words if word not in self.shelf.good)
         told = [f"{pluralize(done, noun)} {self.did.format(when=moment(getattr(args, 'due_ms', 0)) + ' UTC')}"]
         return "; ".join(told + [f"{number:,} {self.shelf.means[word]}" for word, number in left.items()])
-
-    def act(self, view: View, args: Any, items: Sequence[Any]) -> list[Any]:
-        assert self.shelf is not None
-        steps = self.run(view, items, args)
-        if not self.noted:
-            return list(steps)
-        action = OperatorAction(view.by, self.noted, self.shelf.on([item.id for item in items], args))
-        return view.action_log.carry_out(action, steps)
 
 
 def verb(
@@ -1164,7 +1156,27 @@ class BulkJob:
     def sentence(self) -> str:
         return self.verb.sentence(self.args, list(self.outcomes.elements()))
 
-    def take(self, page: Sequence[Any], run: Callable[..., Iterable[Any]] | None = None) -> Iterator[None]:
+    def carry_out(self, pages: Iterable[Sequence[Any]], run: Callable[..., Any] | None = None) -> Iterator[Any]:
+        """Do it to all of these, yield what came of each, and note what was done, also when Redis fails in the
+        middle."""
+        ended, chosen = FAILED, list[bytes]()
+        try:
+            for page in pages:
+                chosen += [item.id for item in page]
+                yield from self.take(page, run)
+                if self.is_over:
+                    break
+            ended = ""
+        except (KeyboardInterrupt, GeneratorExit, Unfit):
+            ended = ""
+            raise
+        finally:
+            if self.verb.noted and (self.outcomes or ended):
+                on = self.shelf.on([one for one in chosen if one in self.touched], self.args)
+                action = OperatorAction(self.view.by, self.verb.noted, ": ".join(filter(None, (on, self.told))))
+                self.view.action_log.note(action, counted(self.outcomes.elements()) + ended)
+
+    def take(self, page: Sequence[Any], run: Callable[..., Any] | None = None) -> Iterator[Any]:
         """Do it to the items of a page, in batches, until it is stopped. ``run``: does it in place of the verb's
         function."""
         items = [item for item in {item.id: item for item in page}.values() if item.id not in self.touched]
@@ -1177,7 +1189,7 @@ class BulkJob:
                     self.failures.append((result.id.decode(errors="replace"), why))
                 if result.word == NO_ROOM:
                     self.state = STOPPED
-                yield
+                yield result
                 if self.state != RUNNING:
                     return
 

@@ -170,13 +170,13 @@ def test_an_order_is_about_messages_from_before_the_dry_run_each_ticket_once(wor
     pages = [[row("T1", "1-0"), row("T2", "2-0")], [row("T2", "2-0")]]
     given: list[tuple[str, str]] = []
 
-    def give(order: TicketOrder, ticket_id: str, by: By, head: str) -> OrderResult:
+    def give(order: TicketOrder, ticket_id: str, head: str) -> OrderResult:
         given.append((ticket_id, head))
         if len(given) == 1:
             raise ReplyUnknown("lost")
         return OrderResult(ticket_id, order.value, "asked", "")
 
-    bulk = Bulk(world, TICKETS, status=SimpleNamespace(each=lambda _: iter(pages)), orders=SimpleNamespace(give=give))
+    bulk = Bulk(world, TICKETS, status=SimpleNamespace(each=lambda _: iter(pages)), give=give)
     found = bulk.dry_run(_RETRYING)
     assert found.preview.count == 2
     later = str(10**15)
