@@ -209,13 +209,18 @@ class StatusReader:
                 having[owner].append(ticket.decode(errors="replace"))
         return [row | {"ticket_ids": sorted(having[str(row["incarnation"]).encode()])} for row in rows]
 
-    def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
-        """Return about ``limit`` tickets in processing and the next cursor; ``cursor`` is "0" at first, None at the
-        end."""
-        found, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", limit)
-        rows = ticket_rows(self._link, self._keys, pairs(flat).items())
-        following = bytes(found).decode()
-        return {"tickets": rows, "cursor": None if following == "0" else following}
+    def tickets(self, cursor: str, limit: int, text: str = "") -> dict[str, Any]:
+        """Return about ``limit`` tickets in processing whose ids contain ``text``, as far as there is time, and the
+        next cursor; ``cursor`` is "0" at first, None at the end."""
+        pattern = b"*" + re.sub(rb"[*?\[\]^\\-]", rb"\\\g<0>", text.encode()) + b"*"
+        found, count, ends_s = dict[bytes, bytes](), limit, now_s() + _LOOK_S
+        while True:
+            reply, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "MATCH", pattern, "COUNT", count)
+            cursor, count = bytes(reply).decode(), limit if flat else 1000  # the rarer the matches, the more records
+            found |= pairs(flat)
+            if cursor == "0" or len(found) >= limit or now_s() > ends_s:
+                rows = ticket_rows(self._link, self._keys, found.items())
+                return {"tickets": rows, "cursor": None if cursor == "0" else cursor}
 
     def each(self, wanted: TicketFilter) -> Iterator[list[dict[str, Any]]]:
         """Yield page by page the tickets of the index that fit; a ticket whose record changes meanwhile may come
@@ -616,23 +621,6 @@ class TicketHistory:
             start, at_once = f"({last.decode()}", min(_RUNS_AT_ONCE, 2 * at_once)
             if is_all or len(rows) >= most or time.monotonic() > ends_s:
                 return sorted(rows, key=lambda row: -row["ms"]), None if is_all else last.decode()
-
-    def containing(self, text: str, most: int, cursor: str = "0") -> tuple[list[tuple[bytes, bytes]], str | None]:
-        """Return about ``most`` tickets in processing whose id contains ``text``, with their records; and the next
-        cursor, None at the end."""
-        pattern = b"*" + re.sub(rb"[*?\[\]^\\-]", rb"\\\g<0>", text.encode()) + b"*"
-        ends_s = time.monotonic() + _LOOK_S
-        found: dict[bytes, bytes] = {}
-        count = most
-        while True:
-            reply, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "MATCH", pattern, "COUNT", count)
-            count = most if flat else 1000  # the rarer the matches, the more records per call
-            found.update(zip(flat[::2], flat[1::2], strict=True))
-            cursor = bytes(reply).decode()
-            if cursor == "0":
-                return list(found.items()), None
-            if len(found) >= most or time.monotonic() > ends_s:
-                return list(found.items()), cursor
 
 
 def attempts_shown(runs: Sequence[RunRecord], is_over: bool) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ from usher.master.insight.formatting import (
     ticket_url,
     tried,
 )
-from usher.master.insight.status import BAR, ORDERS, ticket_rows
+from usher.master.insight.status import BAR, ORDERS
 from usher.master.operations.action_log import OperatorAction, counted
 from usher.master.operations.shelves import check_due
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
@@ -326,14 +326,14 @@ def _search(parts: Parts, asked: str, cursor: str, by_field: dict[str, Any]) -> 
         raise refused(f"ids have at most {_LONGEST_ID} bytes")
     if is_longer or by_field.get("goes_on"):
         return render_page("tickets/tickets.html", "tickets", q=asked, by_field=by_field, only_field=True)
-    found, following = parts.history.containing(asked, _ROWS, cursor)
-    rows = _told(parts, ticket_rows(parts.link, parts.keys, found))
+    found = parts.status.tickets(cursor, _ROWS, asked)
     letters, more = parts.letters.newest(LetterFilter(asked.encode()), None, 20, _LOOK_S)
     facts: dict[str, Any] = {"letters": [letter.row() for letter in letters], "more_letters": more is not None}
     if STREAM_ID.fullmatch(asked):
         letter = parts.letters.of_message(asked.encode())
         facts |= {"message": parts.history.message(asked), "letter": letter and letter.row(), "is_id": True}
-    facts |= {"q": asked, "rows": rows, "exact": parts.status.ticket(asked), "cursor": following, "by_field": by_field}
+    facts |= {"q": asked, "exact": parts.status.ticket(asked), "by_field": by_field}
+    facts |= {"rows": _told(parts, found["tickets"]), "cursor": found["cursor"]}
     return render_page("tickets/tickets.html", "tickets", **facts)
 
 
