@@ -385,17 +385,20 @@ def delayed() -> None:
 def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json: bool) -> None:
     with ui.configured(flags, "delayed") as at:
         rows = at.delayed.page(None, limit, ticket or "", math.inf).rows
-        waiting, unsorted = at.delayed.waiting(), at.delayed.unsorted()
+        counts = at.delayed.counts()
     now_ms = wall_ms()
-    told: dict[str, Any] = {"waiting": waiting.messages, "first_ms": waiting.first_ms, "time_ms": now_ms}
-    told |= {"messages": [one._asdict() | {"ticket_id": json_safe(one.ticket_id)} for one in rows]}
+    unsorted = counts.pop("unsorted")
+    told = counts | {
+        "time_ms": now_ms,
+        "messages": [one._asdict() | {"ticket_id": json_safe(one.ticket_id)} for one in rows],
+    }
     lines = [
         (one.id, moment_text(one.due_ms, "seconds"), span(left) if left > 0 else "now", one.ticket_id, text)
         for one, left, text in ((one, one.due_ms - now_ms, " ".join(map("=".join, one.fields))) for one in rows)
     ]
     listed = ui.table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due"))
     left = f"  {pluralize(unsorted, 'message')} more, which no leader has looked at yet" if unsorted else ""
-    ui.show(as_json, told, listed, f"  {len(rows):,} of {waiting.messages:,}" if rows else "  none", left)
+    ui.show(as_json, told, listed, f"  {len(rows):,} of {counts['waiting']:,}" if rows else "  none", left)
 
 
 _when = ui.stacked(

@@ -43,7 +43,7 @@ from usher.common.runtime.settings import CommonSettings, load, options, takes_j
 from usher.common.sending.producer import SECONDS
 from usher.master.cli import shared as ui
 from usher.master.insight.live import MOST, LiveOverview
-from usher.master.insight.status import ORDERS, FoundMessages, MessageFields, StatusReader, retained
+from usher.master.insight.status import ORDERS, MessageFields, StatusReader, retained
 from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
 from usher.master.policy.explain.explain import Reason
 from usher.master.policy.rates import rates, sample_of
@@ -345,25 +345,24 @@ def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
             f"{label(row['state'])} {row['letter_id'] or ''}".strip(),
             row["consumer_name"],
         )
-        for row in found.rows
+        for row in found["messages"]
     ]
     columns = ("message", "ticket", *ui.shown_heads(reader.names), "state", "consumer")
-    rows = [row | {"ticket_id": row["ticket_id"] and json_safe(row["ticket_id"])} for row in found.rows]
-    counts = {"looked_at": found.looked_at, "of": found.number, "of_is_exact": found.is_exact}
-    document = {"messages": rows, **counts, "more": found.cursor is not None}
-    of = f"{'' if found.is_exact else 'at least '}{found.number:,}"
-    looked = f"  {len(rows):,} found; looked at {found.looked_at:,} of {of} that are unfinished or dead"
-    further = "" if found.cursor is None else "  there may be more: --limit shows more"
+    rows = [row | {"ticket_id": row["ticket_id"] and json_safe(row["ticket_id"])} for row in found["messages"]]
+    further = "" if found.pop("cursor") is None else "  there may be more: --limit shows more"
+    document = found | {"messages": rows, "more": bool(further)}
+    of = f"{'' if found['of_is_exact'] else 'at least '}{found['of']:,}"
+    looked = f"  {len(rows):,} found; looked at {found['looked_at']:,} of {of} that are unfinished or dead"
     ui.show(as_json, document, ui.table("Messages", columns, cells, ids=("message", "state")), looked, further)
 
 
-def _found(reader: MessageFields, field: str, value: bytes, limit: int) -> FoundMessages:
+def _found(reader: MessageFields, field: str, value: bytes, limit: int) -> dict[str, Any]:
     found = reader.find(field, value, None, limit)
-    rows = found.rows
-    while found.cursor is not None and len(rows) < limit:
-        found = reader.find(field, value, found.cursor, limit - len(rows))
-        rows += found.rows
-    return found._replace(rows=rows)
+    rows = found["messages"]
+    while found["cursor"] is not None and len(rows) < limit:
+        found = reader.find(field, value, found["cursor"], limit - len(rows))
+        rows += found["messages"]
+    return found | {"messages": rows}
 
 
 @click.command(

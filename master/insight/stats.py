@@ -89,7 +89,7 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
     seen |= {"entries": entries, "lag": lag, "lag_is_exact": is_exact, "tickets": tickets, "rules": rules}
     seen |= {"pending": total, "parked": by_name.get(MASTER, 0), "halted": by_name.get(HALTED, 0), "by_name": by_name}
     seen |= {"oldest": bytes(lowest) if lowest else None, "retrying": retrying, "errors": errors, "dead_letters": dead}
-    seen |= {"delayed": waiting_of(*delayed)._asdict(), "mishaps": parse_mishaps(mishaps)._asdict()}
+    seen |= {"delayed": waiting_of(*delayed), "mishaps": parse_mishaps(mishaps)._asdict()}
     return seen | {"behind": {name.decode(errors="replace"): int(number) for name, number in told.items()}}
 
 

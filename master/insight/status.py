@@ -698,17 +698,6 @@ _STATES = {b"": TicketState.UNREAD, **BY_OWNER}
 IdOf = Callable[[dict[str, Any]], str | None]
 
 
-class FoundMessages(NamedTuple):
-    """An answer of a search. ``looked_at``: entries, those for former answers included, of ``number`` (or more, unless
-    ``is_exact``); ``cursor``: where the next one begins, None at the end."""
-
-    rows: list[dict[str, Any]]
-    looked_at: int
-    number: int
-    is_exact: bool
-    cursor: str | None
-
-
 class _SearchPosition(NamedTuple):
     """Place in a search: the last entry looked at of a part. ``since``: the last id that the group had been given
     when the search began."""
@@ -786,9 +775,9 @@ class MessageFields:
         cursor: str | None = None,
         most: int = ROWS,
         most_looked_at: int = _MOST_LOOKED_AT,
-    ) -> FoundMessages:
-        """Find messages whose first field of that name (or path) is exactly ``value``. Raises ValueError when
-        ``cursor`` is not from a former answer."""
+    ) -> dict[str, Any]:
+        """Find messages whose first field of that name (or path) is exactly ``value``: the document ``Found``, whose
+        ``looked_at`` counts the entries for former answers, too. Raises ValueError when ``cursor`` is not from one."""
         until_s, (delivered, number, is_exact) = now_s() + self._within_s, self._bounds()
         place: _SearchPosition | None = (first := _begin(cursor, delivered or ZERO))
         # What moves on meanwhile may be met twice.
@@ -801,7 +790,8 @@ class MessageFields:
             looked_at, place = looked_at + seen, following
             if len(rows) >= most or looked_at - first.looked_at >= most_looked_at or now_s() > until_s:
                 break
-        return FoundMessages(list(rows.values()), looked_at, max(number, looked_at), is_exact, place and str(place))
+        told = {"messages": list(rows.values()), "looked_at": looked_at, "of": max(number, looked_at)}
+        return told | {"of_is_exact": is_exact, "cursor": place and str(place)}
 
     def _bounds(self) -> tuple[bytes | None, int, bool]:
         """Return the last id that the group was given (None: there is no group), and how many entries there are to look

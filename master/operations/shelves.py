@@ -205,14 +205,6 @@ _YEAR_MS = 365 * 86_400_000
 SEND_NOW, MOVE, DROP = "send_delayed_now", "move_delayed", "drop_delayed"
 
 
-class Waiting(NamedTuple):
-    """Count of the delayed messages that wait, and when the first of them is due, in ms since the epoch; None: that is
-    unknown, or none waits."""
-
-    messages: int
-    first_ms: int | None
-
-
 class DelayedRow(NamedTuple):
     """A delayed message for a list: ``fields`` are the first of its ``field_count``, each cut to its beginning, without
     those whose values stand beside them (``due_ms``, ``stream``, ticket). ``cursor``: where a page begins that goes on
@@ -240,12 +232,13 @@ def waiting_commands(keys: Keys) -> list[tuple[str | int, ...]]:
     return [("XLEN", log.delayed), ("ZRANGE", log.due, 0, 0, "WITHSCORES")]
 
 
-def waiting_of(count: Any, first: Any) -> Waiting:
-    """Parse the replies of ``waiting_commands``. None wait where Redis does not let us look: the rights are newer than
-    many an ACL."""
+def waiting_of(count: Any, first: Any) -> dict[str, int | None]:
+    """Return, from the replies of ``waiting_commands``, how many ``messages`` wait, and when the first of them is due,
+    in ms since the epoch; None: that is unknown, or none waits. None wait where Redis does not let us look: the rights
+    are newer than many an ACL."""
     if isinstance(count, Exception) or isinstance(first, Exception):
-        return Waiting(0, None)
-    return Waiting(count, int(float(first[1])) if first else None)
+        return {"messages": 0, "first_ms": None}
+    return {"messages": count, "first_ms": int(float(first[1])) if first else None}
 
 
 def check_due(due_ms: int, now_ms: int) -> None:
@@ -270,12 +263,12 @@ class DelayedView:
         self._field = ticket_field.encode()
         self._by_stream = by_stream
 
-    def waiting(self) -> Waiting:
-        return waiting_of(*self._link.all_of(waiting_commands(self._keys)))
-
-    def unsorted(self) -> int:
-        count, known = self._link.all_of([("XLEN", self._log.delayed), ("ZCARD", self._log.due)])
-        return max(0, count - known)
+    def counts(self) -> dict[str, Any]:
+        """Return how many messages wait (``waiting``), of which ``unsorted`` are in no list yet: no leader has put them
+        in order; and when the first one is due (``first_ms``, see ``waiting_of``)."""
+        *told, known = self._link.all_of([*waiting_commands(self._keys), ("ZCARD", self._log.due)])
+        seen = waiting_of(*told)
+        return {"waiting": told[0], "unsorted": max(0, told[0] - known), "first_ms": seen["first_ms"]}
 
     def now_ms(self) -> int:
         return redis_ms(self._link)

@@ -48,7 +48,6 @@ from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
 from usher.master.insight.status import (
     LONGEST_VALUE,
     ROWS,
-    FoundMessages,
     MessageFields,
     StatusReader,
     SystemDiagnostics,
@@ -707,8 +706,9 @@ def _add_shelves(api: Blueprint, parts: Parts) -> None:
             page = delayed.page(asked.cursor, min(asked.limit, _MOST_ON_A_PAGE), asked.ticket or "", _FIND_S)
         except ValueError as wrong:
             raise unprocessable([{"field": "cursor", "problem": str(wrong)}]) from None
-        counts = {"waiting": delayed.waiting().messages, "unsorted": delayed.unsorted(), "time_ms": delayed.now_ms()}
-        return answer({"delayed": [shown(row) for row in page.rows], "cursor": page.cursor} | counts)
+        counts = {name: count for name, count in delayed.counts().items() if name != "first_ms"}
+        told = {"delayed": [shown(row) for row in page.rows], "cursor": page.cursor, "time_ms": delayed.now_ms()}
+        return answer(told | counts)
 
 
 def shown(row: DelayedRow) -> dict[str, Any]:
@@ -729,9 +729,7 @@ def _add_messages(api: Blueprint, parts: Parts) -> None:
     def find() -> Response:
         asked = read_query(_FindQuery)
         most = min(asked.limit, _MOST_ON_A_PAGE)
-        found = find_messages(parts.fields, asked.field, query_bytes("value"), asked.cursor, most)
-        document = {"messages": found.rows, "looked_at": found.looked_at, "of": found.number}
-        return answer(document | {"of_is_exact": found.is_exact, "cursor": found.cursor})
+        return answer(find_messages(parts.fields, asked.field, query_bytes("value"), asked.cursor, most))
 
     @api.get("/messages/<stream_id:message_id>")
     @tells(
@@ -748,7 +746,7 @@ def _add_messages(api: Blueprint, parts: Parts) -> None:
 
 def find_messages(
     fields: MessageFields, field: str, value: bytes, cursor: str | None, most: int = ROWS
-) -> FoundMessages:
+) -> dict[str, Any]:
     wrong = []
     try:
         check_field_name(field)

@@ -316,7 +316,7 @@ def _by_field(parts: Parts) -> dict[str, Any]:
     facts: dict[str, Any] = {"field": field, "value": told, "is_text": told.encode() == value, "goes_on": cursor}
     if sees_texts():
         found = find_messages(parts.fields, field, value, cursor)
-        facts |= {"found": found, "further": found.cursor and f"{address}&at={found.cursor}"}
+        facts |= {"found": found, "further": found["cursor"] and f"{address}&at={found['cursor']}"}
     return facts
 
 
@@ -436,7 +436,7 @@ def _add_delayed(views: Blueprint, parts: Parts) -> None:
             raise refused("after is not one from a page") from None
         following = page.cursor and "?" + urlencode({**asked.given, "after": page.cursor})
         facts: dict[str, Any] = {"rows": [shown(row) for row in page.rows], "following": following}
-        facts |= {"waiting": parts.delayed.waiting().messages, "unsorted": parts.delayed.unsorted()}
+        facts |= parts.delayed.counts()
         facts |= {"local_zone": local_zone(), "has_streams": any(row.stream for row in page.rows)}
         facts |= {"asked": asked.ticket or "", "is_first": after is None}
         return render_page("operations/delayed.html", "delayed", **facts)
