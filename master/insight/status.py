@@ -718,12 +718,8 @@ class MessageFields:
     def __init__(
         self, link: Link, keys: Keys, ticket_field: str, names: Sequence[str] = (), within_s: float = FIELDS_S
     ) -> None:
-        self._link = link
-        self._scripts = ScriptRunner(link)
-        self._keys = keys
-        self._ticket_field = ticket_field
-        self.names = tuple(names)
-        self._within_s = within_s
+        self._link, self._scripts, self._keys, self._ticket_field = link, ScriptRunner(link), keys, ticket_field
+        self.names, self._within_s = tuple(names), within_s
 
     def add(self, rows: Sequence[dict[str, Any]], id_of: IdOf, stream: str = "") -> list[dict[str, Any]]:
         """Return the rows, each with ``shown_fields`` of its message: texts by name, None for a field that it lacks.

@@ -57,6 +57,7 @@ from usher.master.policy.states import (
     Seen,
     kind_of,
     last_error,
+    last_known,
     ticket_state,
     told_alike,
     tried,
@@ -773,9 +774,9 @@ def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
     lease, rule = seen.states.get(owner, "lost"), seen.rules.of(head.ticket)
     facts = Seen(kind_of(head.owner), lease, attempts, due_ms, rule, alike, seen.queue if rule is None else "")
     state = ticket_state(facts)
-    parked, known = seen.parked.get(head.ticket, Parked()), tried(attempts, seen.errors.get(head.id))
-    error = known["last_error"]
-    first_ms = error["since_ms"] if error is not None else 0  # of the failure; a hand-over is anew with each retry
+    parked, (known, error) = seen.parked.get(head.ticket, Parked()), last_known(attempts, seen.errors.get(head.id))
+    first_ms = error.since_ms if error is not None else 0  # of the failure; a hand-over is anew with each retry
+    most = error.most if error is not None else 0
     return {
         "ticket_id": head.ticket.decode(errors="replace"),
         "head": head.id.decode(errors="replace"),
@@ -783,12 +784,10 @@ def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
         "since_ms": min(first_ms or since_ms(head, seen.moved_ms.get(head.id, 0), now_ms), now_ms),
         "behind": behind(head, parked.messages),
         "behind_is_exact": parked.is_exact,
-        "attempts": known["attempts"],
-        "tried": attempts_told(known["attempts"], known["charged"], known["max_attempts"] or 0)
-        if known["attempts"]
-        else "",
-        "error": error["told"] if error is not None else "",
-        "at": error["at"] if error is not None else "",
+        "attempts": known.starts,
+        "tried": attempts_told(known.starts, known.failures, most) if known.starts else "",
+        "error": error.told if error is not None else "",
+        "at": error.at if error is not None else "",
         "put_off": attempts.put_off and not alike,
         "alike": bool(alike) and state.name is TicketState.RETRYING,
         "state": state.name,
