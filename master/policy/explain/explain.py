@@ -41,7 +41,7 @@ from usher.common.base.text import label, pluralize, span, time_of_day
 from usher.common.doctor.judgements import NEARLY_FULL
 from usher.common.protocol.attempts import NEVER, Attempts, attempts_told
 from usher.common.protocol.last_error import LastError
-from usher.common.protocol.owner_words import HALTED, due_ms_of, is_given_back
+from usher.common.protocol.owner_words import HALTED, due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.protocol.ticket_states import TicketState
@@ -807,7 +807,7 @@ def named_under_master(head: Head) -> int:
     one all but the head."""
     if head.owner == HALTED:
         return head.size - 1
-    return head.size if not head.owner or is_given_back(head.owner) else 0
+    return 0 if b":" in head.owner else head.size  # an incarnation has one
 
 
 # -- groups
