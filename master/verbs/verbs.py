@@ -1012,7 +1012,7 @@ def order(view: View, args: NewOrder) -> Outcome:
     sent = view.producer.send(args.ticket_id, args.fields) if args.fields and not args.preview else ""
     result = view.preview(*about) if args.preview else view.give(*about, grace_s=args.grace_s)
     refused, told = result.outcome == "refused", f"{result.outcome}: {result.note}"
-    document = result.shown() | ({"sent": sent} if sent else {})
+    document = result._asdict() | ({"sent": sent} if sent else {})
     told = f"sent {sent}; {told}" if sent else told
     return Outcome(document, told, 409 if refused else 200, "order_refused" * refused)
 

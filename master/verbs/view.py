@@ -62,11 +62,8 @@ class OrderResult(NamedTuple):
     order: str
     outcome: str
     note: str
-    message_id: str = ""
-    consumer: str = ""
-
-    def shown(self) -> dict[str, Any]:
-        return self._asdict() | {"message_id": self.message_id or None, "consumer": self.consumer or None}
+    message_id: str | None = None
+    consumer: str | None = None
 
 
 class View:
@@ -350,5 +347,5 @@ def _record(value: Any) -> tuple[str, TicketRecord | None, int]:
 def _result(ticket_id: str, order: TicketOrder, planned: PlannedOrder, outcome: str) -> OrderResult:
     if planned.refused:
         return OrderResult(ticket_id, order.value, "refused", planned.refused)
-    consumer = planned.owner.rpartition(":")[0]
-    return OrderResult(ticket_id, order.value, outcome, planned.does, planned.message_id.decode(), consumer)
+    told = (planned.message_id.decode() or None, planned.owner.rpartition(":")[0] or None)
+    return OrderResult(ticket_id, order.value, outcome, planned.does, *told)

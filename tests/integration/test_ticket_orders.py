@@ -181,7 +181,7 @@ def test_what_nobody_has_is_given_up_by_who_gets_it(stage: Stage, leader: Master
     first, second = stage.send(T, b"1-1", b"2-1")
     leader.settle()
     given = desk.give(GIVE_UP)
-    assert (given.outcome, given.message_id, given.consumer) == ("done", "1-1", "")
+    assert (given.outcome, given.message_id, given.consumer) == ("done", "1-1", None)
     assert stage.world.dead() == []
     LiveRules(stage.link, stage.keys).lift(rule, By("alice", "cli"))
     leader.settle()
