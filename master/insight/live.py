@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -35,7 +35,6 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import GroupMissing, RedisTrouble
 from usher.common.base.log import event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
-from usher.common.http.push import LiveStream, LiveStreams
 from usher.common.protocol.attempts import Attempts, decode
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.last_error import LastError
@@ -77,6 +76,9 @@ from usher.master.policy.letters import SUDDEN_MS
 from usher.master.policy.rates import Sample, is_still, point, rates, sample_of
 from usher.master.policy.rules import Rule, Rulebook, Target
 from usher.master.policy.states import Queue, Seen, ticket_state
+
+if TYPE_CHECKING:  # commands that look do without a web server
+    from usher.common.http.push import LiveStream, LiveStreams
 
 #: Rows of the oldest tickets of each state.
 MOST = 50
@@ -695,7 +697,8 @@ class TicketFeed(Service):
         for _ in range(len(self._mailbox)):
             self._take(*self._mailbox.popleft())
         if not self._followers:
-            self._rest()
+            self._seen.clear()
+            self._values.clear()
             return _EMPTY_S
         more = [self._pass_on(group) for group in self._groups()]
         now = now_s()
@@ -708,12 +711,7 @@ class TicketFeed(Service):
         return 0.0 if any(more) else _LOOK_S
 
     def on_end(self) -> None:
-        self._rest()
         self._link.close()
-
-    def _rest(self) -> None:
-        self._seen.clear()
-        self._values.clear()
 
     # -- its parts
 
