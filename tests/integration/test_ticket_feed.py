@@ -27,8 +27,8 @@ from usher.common.protocol.sources import SCOPED_TICKET_FIELD
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import free_port
 from usher.consumer.policy.acks import Finished
-from usher.master.insight import ticket_feed
-from usher.master.insight.ticket_feed import TicketFeed, parse_position
+from usher.master.insight import live as ticket_feed
+from usher.master.insight.live import TicketFeed, parse_position
 from usher.master.membership.health_url import parse_hosts
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules

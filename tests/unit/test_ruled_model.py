@@ -119,7 +119,9 @@ class RuledMachine(BoardMachine):
             if self.board.rules.of(name) is None and ticket.standing is not Standing.WAITING
         }
         self.board.unload()
-        assert others == {name: list(self.board.tickets[name].parked)[: self.board._limiter._most_kept] for name in others}
+        assert others == {
+            name: list(self.board.tickets[name].parked)[: self.board._limiter._most_kept] for name in others
+        }
 
     def _could_go(self, ticket: BoardTicket, chosen: dict[str, ConsumerLoad]) -> bool:
         return self.board.rules.of(ticket.name) is None and super()._could_go(ticket, chosen)
