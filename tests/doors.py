@@ -25,11 +25,10 @@ from usher.common.runtime.service import Health
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.outcome import RetryPolicy
-from usher.master.insight.diagnostics import SystemDiagnostics
-from usher.master.insight.live_overview import LiveOverview
-from usher.master.web.operators import operator_routes
+from usher.master.insight.live import LiveOverview
+from usher.master.insight.status import SystemDiagnostics
+from usher.master.web.api import Parts, operator_routes
 from usher.master.web.pages.site import add_pages
-from usher.master.web.parts import Parts
 
 HTML = {"Accept": "text/html,*/*;q=0.8"}
 

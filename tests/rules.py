@@ -93,7 +93,6 @@ ROOMS = (
         "master/sources",
         "master/insight",
         "master/charts",
-        "master/messages",
         "master/verbs",
     ),
     *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/streamer"),

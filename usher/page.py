@@ -18,13 +18,10 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link, SharedLink
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load
-from usher.master.insight.diagnostics import SystemDiagnostics
-from usher.master.insight.live_overview import LiveOverview
-from usher.master.messages.fields import FIELDS_S
-from usher.master.web.api import REGISTER_BODY
-from usher.master.web.operators import operator_routes
+from usher.master.insight.live import LiveOverview
+from usher.master.insight.status import FIELDS_S, SystemDiagnostics
+from usher.master.web.api import REGISTER_BODY, Parts, operator_routes
 from usher.master.web.pages.site import add_pages
-from usher.master.web.parts import Parts
 
 __all__ = ["page"]
 

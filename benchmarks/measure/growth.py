@@ -14,7 +14,7 @@ from benchmarks.rig.recording import FOLDER_VARIABLE, PeerJob, read_notes
 from usher.common.doctor.judgements import info_lines
 from usher.common.redis.replies import pairs
 from usher.deploy.bench.rig import STREAM, BenchFailed, Rig
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import LetterFilter
 
 _TICKETS, _BODY, _SLOW = 200, b"x" * 100, "slow"

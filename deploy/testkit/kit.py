@@ -46,7 +46,7 @@ from usher.master.dispatch.events import ChangeWatch, Report
 from usher.master.leader.elector import Elector, Lead
 from usher.master.leader.limits import TICKET_WINDOW, limits_of
 from usher.master.membership.registry import Membership, read_registry
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import DeadLetter, LetterFilter
 from usher.master.settings import LONGEST_LEASE_S, MasterSettings
 

@@ -25,24 +25,20 @@ from usher.common.redis.client import SharedLink
 from usher.common.runtime.service import Health, Service
 from usher.common.runtime.settings import is_loopback
 from usher.master.assembly.program import LeaderServices, MasterContext
-from usher.master.insight.diagnostics import SystemDiagnostics
-from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.live import LiveOverview, TicketFeed
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
 from usher.master.insight.stats import BacklogWatch, lag_document
-from usher.master.insight.ticket_feed import TicketFeed
+from usher.master.insight.status import FIELDS_S, SystemDiagnostics
 from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import HealthHosts
 from usher.master.membership.registry import Membership, NameInUse, RegistrationOver
-from usher.master.messages.fields import FIELDS_S
 from usher.master.operations.trimming import retention_of
 from usher.master.policy.rates import BacklogLimits
 from usher.master.settings import MasterSettings
-from usher.master.verbs.documents import Lag
-from usher.master.web.api import REGISTER_BODY, routes
-from usher.master.web.operators import operator_routes
+from usher.master.verbs.verbs import Lag
+from usher.master.web.api import REGISTER_BODY, Desk, IncarnationFenced, NotLeader, Parts, operator_routes, routes
 from usher.master.web.pages.site import add_pages
-from usher.master.web.parts import Desk, IncarnationFenced, NotLeader, Parts
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _Part = TypeVar("_Part", bound=Any)

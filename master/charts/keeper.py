@@ -1,12 +1,13 @@
-"""The charts in Redis: the leading master writes a point each minute, and any master reads them.
-
-All that a point goes by is in Redis, so a successor goes on where the former leader ended.
+"""The charts in Redis: the leading master writes a point each minute, and any master reads and draws them. All that a
+point goes by is in Redis, so a successor goes on where the former leader ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from math import ceil, floor, log10
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import RunRecord, decode
@@ -17,7 +18,7 @@ from usher.master.insight.stats import stream_sums
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
 from usher.master.policy import charts
-from usher.master.policy.charts import MINUTE_MS, ChartSpan
+from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, MINUTE_MS, ChartSpan, add, empty, percentile_ms
 from usher.master.policy.rates import sample_of
 
 #: Bytes of the run log that are read for a minute, in so many slices of it, so that a part stands for all of it; and
@@ -118,3 +119,187 @@ def read_points(link: Link, keys: Keys, span: ChartSpan) -> tuple[int, list[dict
         if since_ms - MINUTE_MS < one["t"] <= now_ms:
             steps.setdefault(one["t"] - one["t"] % span.step_ms, []).append(one)
     return now_ms, [charts.merge(begin_ms, of_step) for begin_ms, of_step in sorted(steps.items())]
+
+
+#: Size of a chart in its own units, the room for its axes, and the height of its bars.
+WIDTH, HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP, _BARS = 560, 180, 66, 556, 22, 22, 34
+_LINES = 4
+#: Words of marks, for one and for more.
+_MARKS = {"leader": ("{} leads", "{} changes of leader"), "start": ("{} started", "{} consumers started")}
+_MARKS["deploy"] = ("code {}", "{} deploys")
+#: Milliseconds between two marks of the time axis, by span.
+_TIMES = {"1 hour": 600_000, "24 hours": 4 * 3_600_000}
+
+Value = Callable[[Mapping[str, Any]], float | None]
+
+
+class Series(NamedTuple):
+    """A line of a chart; ``kind`` is its look: what went ``bad`` is bars below, with a scale of their own."""
+
+    label: str
+    kind: str
+    value: Value
+
+
+class ChartKind(NamedTuple):
+    """A chart: ``unit`` is a format of ``usher.master.insight.formatting``."""
+
+    title: str
+    unit: str
+    series: tuple[Series, ...]
+
+
+def _rate(of: Value) -> Value:
+    def value(point: Mapping[str, Any]) -> float | None:
+        count = of(point)
+        return None if count is None or not point["ms"] else 1000 * float(count) / float(point["ms"])
+
+    return value
+
+
+def _of_part(key: str, group: str, name: str) -> Value:
+    return lambda point: point[group].get(name, {}).get(key, 0)
+
+
+def _percentile(key: str, share: float, group: str, name: str) -> Value:
+    return lambda point: percentile_ms(point[group].get(name, {}).get(key, {}), share)
+
+
+def _of_tenant(at: int, name: str) -> Value:
+    return lambda point: float(point["tenants"].get(name, (0, 0))[at])
+
+
+def kinds(consumer: str, tenant: str, source: str) -> tuple[ChartKind, ...]:
+    if tenant:
+        given = Series("handed over", "one", _rate(_of_tenant(0, tenant)))
+        waiting = Series("tickets", "two", _of_tenant(1, tenant))
+        return ChartKind("Handed over per second", "number", (given,)), ChartKind("Waiting", "number", (waiting,))
+    part = (BY_SOURCE, source) if source else (BY_CONSUMER, consumer or ALL)
+    failed = Series("failed", "bad", _of_part("failed", *part))
+    if consumer or source:
+        done = Series("done", "two", _rate(_of_part("done", *part)))
+        moved = [ChartKind("Per second", "number", (done, failed))]
+    else:
+        sent, done = (Series(name, look, _rate(itemgetter(name))) for name, look in (("sent", "one"), ("done", "two")))
+        failed = failed._replace(value=itemgetter("failed"))
+        given_up = Series("given up", "bad", lambda point: point.get("letters"))
+        left = Series("unread (lag)", "one", itemgetter("lag")), Series("pending", "two", itemgetter("pending"))
+        moved = [ChartKind("Per second", "number", (sent, done, failed))]
+        moved.append(ChartKind("Unfinished", "number", (*left, given_up)))
+    timed = [
+        ChartKind(
+            title,
+            "duration",
+            (Series("p50", "two", _percentile(key, 0.5, *part)), Series("p99", "one", _percentile(key, 0.99, *part))),
+        )
+        for key, title in (("wait", "Wait from sent to start"), ("took", "Handler time"))
+    ]
+    return (*moved, *timed)
+
+
+class _Frame(NamedTuple):
+    """Place of a chart's values: ``top`` is the highest one."""
+
+    since_ms: int
+    span: ChartSpan
+    top: float
+
+    def x(self, ms: float) -> float:
+        return round(_LEFT + (_RIGHT - _LEFT) * (ms - self.since_ms) / self.span.length_ms, 1)
+
+    def y(self, value: float) -> float:
+        return round(HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * value / self.top, 1)
+
+    def pieces(self, times: Sequence[int], column: Sequence[float | None]) -> list[str]:
+        pieces: list[list[str]] = [[]]
+        before_ms = 0
+        for ms, value in zip(times, column, strict=True):
+            if pieces[-1] and (value is None or ms - before_ms > 2.5 * self.span.step_ms):
+                pieces.append([])
+            if value is not None:
+                pieces[-1].append(f"{self.x(ms)},{self.y(value)}")
+                before_ms = ms
+        # A point alone would be no line at all.
+        return [" ".join(piece if len(piece) > 1 else [piece[0], piece[0]]) for piece in pieces if piece]
+
+    def bars(self, times: Sequence[int], column: Sequence[float | None], most: float) -> list[tuple[float, ...]]:
+        highs = [round((_BARS - 8) * (value or 0) / (most or 1), 1) for value in column]
+        return [(self.x(ms), HEIGHT + _BARS - high, high) for ms, high in zip(times, highs, strict=True) if high]
+
+    def marks(self, points: Sequence[Mapping[str, Any]]) -> list[tuple[float, int, str]]:
+        """Return what happened, each kind of it told once for a step."""
+        found: dict[tuple[int, str], list[tuple[int, str]]] = {}
+        for ms, what, name in (mark for point in points for mark in point["marks"] if mark[0] >= self.since_ms):
+            found.setdefault((ms // self.span.step_ms, what), []).append((ms, name))
+        told = [(some[0], _MARKS[what][len(some) > 1], len(some)) for (_, what), some in found.items()]
+        return [(self.x(ms), ms, text.format(name if count == 1 else count)) for (ms, name), text, count in told]
+
+
+def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: ChartSpan, now_ms: int) -> dict[str, Any]:
+    """Return the chart as a template needs it: lines, in pieces where points are missing, bars, what happened, marks of
+    both axes, and a table, whose rows are also shown where somebody points."""
+    columns = [[series.value(point) for point in points] for series in kind.series]
+    both = list(zip(kind.series, columns, strict=True))
+    top, step = _scale(
+        max((one or 0 for series, column in both if series.kind != "bad" for one in column), default=0.0)
+    )
+    frame = _Frame(now_ms - span.length_ms, span, top)
+    times = [max(frame.since_ms, int(point["t"])) for point in points]
+    rows = [(int(point["t"]), list(row)) for point, row in zip(points, zip(*columns, strict=True), strict=True)]
+    drawn: dict[str, Any] = {"title": kind.title, "unit": kind.unit, "lines": [], "bars": [], "rows": rows}
+    for series, column in both:
+        line: dict[str, Any] = {"label": series.label, "kind": series.kind}
+        if series.kind == "bad":
+            line["most"] = max((one or 0 for one in column), default=0)
+            drawn["bars"].append(line | {"rects": frame.bars(times, column, line["most"])})
+        else:
+            drawn["lines"].append(line | {"pieces": frame.pieces(times, column)})
+    mark_ms, wide = _TIMES[span.label], (_RIGHT - _LEFT) * span.step_ms / span.length_ms
+    first_ms = frame.since_ms + span.length_ms // 20  # there, and at the end, is no room for its words
+    moments = range(first_ms - first_ms % mark_ms + mark_ms, now_ms - span.length_ms // 40, mark_ms)
+    drawn |= {"marks": frame.marks(points), "labels": [series.label for series in kind.series]}
+    drawn |= {"wide": round(wide, 1), "bar": round(max(1.5, wide * 0.7), 1)}
+    drawn |= {"points": [(frame.x(ms), *row) for ms, row in zip(times, rows, strict=True)]}
+    drawn |= {"levels": [(frame.y(step * n), step * n) for n in range(round(top / step) + 1)]}
+    drawn |= {"times": [(frame.x(ms), ms) for ms in moments]}
+    height = HEIGHT + _BARS + 2 if drawn["bars"] else HEIGHT
+    return drawn | {"left": _LEFT, "right": _RIGHT, "bottom": HEIGHT - _BOTTOM, "height": height}
+
+
+def _scale(most: float) -> tuple[float, float]:
+    """Return the highest mark of an axis for values up to this, and the step between its marks.
+
+    >>> _scale(0), _scale(7), _scale(430)
+    ((1.0, 1.0), (8.0, 2.0), (600.0, 200.0))
+    """
+    if most <= 0:
+        return 1.0, 1.0
+    rough = most / _LINES
+    power = 10.0 ** floor(log10(rough))
+    step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough)
+    return step * ceil(most / step), step
+
+
+def totals(points: Sequence[Mapping[str, Any]], group: str, only: str | None = None) -> list[dict[str, Any]]:
+    """Return a row for each consumer, or source, of these points; ``only``: for this one."""
+    found: dict[str, dict[str, Any]] = {}
+    parts = (item for point in points for item in point[group].items())
+    for name, part in ((name, part) for name, part in parts if (name != ALL if only is None else name == only)):
+        add(found.setdefault(name, {"name": name, **empty()}), part)
+    rows = sorted(found.values(), key=lambda row: (-row["done"] - row["failed"], row["name"]))
+    shares = {f"{key}_{int(100 * share)}": (key, share) for key in ("wait", "took") for share in (0.5, 0.99)}
+    return [row | {name: percentile_ms(row[key], share) for name, (key, share) in shares.items()} for row in rows]
+
+
+def turns(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each tenant, who was handed most first: what it was handed over in all, and how it stands in the
+    newest point."""
+    given: dict[str, int] = {}
+    for name, told in ((name, told) for point in points for name, told in point["tenants"].items()):
+        given[name] = given.get(name, 0) + told[0]
+    newest = points[-1]["tenants"] if points else {}
+    rows = []
+    for name, count in sorted(given.items(), key=lambda item: (-item[1], item[0])):
+        waiting, weight, held = newest[name][1:] if name in newest else (0, None, False)
+        rows.append({"name": name, "given": count, "waiting": waiting, "weight": weight, "held": held})
+    return rows

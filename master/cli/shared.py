@@ -1,16 +1,21 @@
-"""Parts that commands share: find Redis, open a reader, options, ask the leader, print a document or a table."""
+"""Parts that commands share: find Redis, open a view, options, print a document or a table; and the commands of verbs
+(``usher.master.verbs``): that of a shelf's verb chooses by ids or filters, shows what would be touched, asks, does it,
+and counts what came of it."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
+import math
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import click
 import requests
@@ -19,16 +24,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
-from usher.common.base.text import escape_control, json_line
+from usher.common.base.durations import Duration
+from usher.common.base.errors import GroupMissing, RedisTrouble, ReplyUnknown, StartRefused
+from usher.common.base.text import escape_control, json_line, label, pluralize
+from usher.common.cli.progress import progress
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.stream_id import is_id
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.master.insight.formatting import TICKET_COLUMNS
 from usher.master.operations.action_log import By
+from usher.master.operations.live_rules import TooManyRules
+from usher.master.policy.letters import Preview
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.policy.states import BAD, STATES, WARN
+from usher.master.verbs.verbs import TICKETS, VERBS, Args, Ask, BulkJob, Item, Shelf, Unfit, Verb
 from usher.master.verbs.view import View
 
 #: A width, in characters, at which nothing is folded.
@@ -259,3 +270,205 @@ def caller(why: str = "") -> By:
     except (KeyError, OSError):  # a user without a name, as in some containers
         who = f"uid {os.getuid()}"
     return By(who, "cli", why)
+
+
+_TRIES = 5
+#: Rows of a preview, and sentences about what was refused; and what programs get of a group.
+_SHOWN, _GROUP = 20, ("reason", "error_type", "policy", "at", "count")
+
+
+def perform(view: View, name: str, args: Args, as_json: bool, /, **places: str) -> int:
+    """Do a verb about one thing, and print its outcome; return the exit code."""
+    try:
+        outcome = VERBS[name].perform(view, args, **places)
+    except (TooManyRules, Unfit) as refused:
+        raise click.ClickException(str(refused)) from refused
+    if as_json:
+        print_json(outcome.document or None)
+    else:
+        click.echo(escape_control(outcome.text))
+    return 1 if outcome.problem else 0
+
+
+def asks(ask: type[Ask], only: Sequence[str] = ()) -> Callable[[Any], Any]:
+    """Return the options of a filter, or of some of its fields."""
+    told = ((name, info) for name, info in ask.model_fields.items() if info.description)
+    return stacked(*(_option(name, info) for name, info in told if not only or name in only))
+
+
+def _option(name: str, info: Any) -> Callable[[Any], Any]:
+    kind: Any = click.STRING
+    metavar = {"ticket": "ID", "id": "ID", "consumer": "NAME", "state": "STATES"}.get(name, "TEXT")
+    if get_origin(info.annotation) is Literal:
+        kind, metavar = click.Choice(get_args(info.annotation)), ""
+    elif name.endswith("_s"):
+        kind, metavar = Duration(), "AGE"
+    told = {"default": info.default, "metavar": metavar or None, "help": info.description}
+    return click.option(_flag(name), name, type=kind, **told)
+
+
+def _flag(name: str) -> str:
+    return "--kind" if name == "group" else f"--{name.removesuffix('_s').replace('_', '-')}"  # --group is a setting
+
+
+def asked_of(ask: type[Ask], given: dict[str, Any]) -> Any:
+    """Return the filter that options ask for. A ticket id may be any bytes, so no model reads it."""
+    return ask.model_construct(**{name: given.pop(name) for name in ask.model_fields if name in given})
+
+
+def place_command(verb: Verb) -> click.Command:
+    """Return the command of a verb about one thing."""
+
+    @looks
+    @why_option()
+    def act(flags: dict[str, Any], why: str, as_json: bool, fields: tuple[str, ...] = (), **places: str) -> None:
+        if wrong := next((one for one in fields if "=" not in one), None):
+            raise click.UsageError(f"{wrong!r} has no value: give NAME=VALUE")
+        named = {"fields": dict(one.split("=", 1) for one in fields)} if fields else {}
+        with configured(flags, "operator") as at:
+            code = perform(at.acting(caller(why)), verb.name, verb.args(reason=why, **named), as_json, **places)
+        sys.exit(code)
+
+    if "fields" in verb.args.model_fields:
+        act = click.argument("fields", nargs=-1, required=True, metavar="NAME=VALUE...")(act)
+    for name in reversed(verb.places):
+        act = click.argument(name)(act)
+    return click.command(verb.word, help=f"{verb.help} Exit code 1 when that changes nothing.")(act)
+
+
+def shelf_command(
+    verb: Verb,
+    extra: Callable[[Any], Any] = lambda command: command,
+    args_of: Callable[[View, dict[str, Any]], Args] = lambda view, given: Args(),
+    one: Callable[[View, str, dict[str, Any]], int] | None = None,
+) -> click.Command:
+    """Return the command of a verb of a shelf. ``extra``: options of its own, and ``args_of`` what they say; ``one``:
+    does it to a single one, if that is said otherwise."""
+    shelf = verb.shelf
+    assert shelf is not None
+    noun = shelf.noun.rpartition(" ")[2]
+
+    @click.argument("ids", nargs=-1, metavar=f"[{noun.upper()}]...")
+    @click.option("--all", "everything", is_flag=True, help="All that match the filters; without a filter, all.")
+    @asks(shelf.ask)
+    @extra
+    @click.option("--preview", is_flag=True, help="Only say what it would do.")
+    @YES
+    @why_option(has_filter="reason" in shelf.ask.model_fields)
+    @looks
+    def act(flags: dict[str, Any], ids: tuple[str, ...], everything: bool, why: str, **given: Any) -> None:
+        asked = asked_of(shelf.ask, given)
+        _check_choice(shelf, verb, ids, everything, asked)
+        if given["as_json"] and not (given["yes"] or given["preview"] or (one and ids)):
+            raise click.UsageError("--json does not ask: pass --yes too")
+        by = caller(why)
+        with configured(flags, "operator") as at:
+            view = at.acting(by)
+            if one is not None and len(ids) == 1:
+                code = one(view, ids[0], given)
+            elif given.pop("fields", None) or given.pop("grace_s", None):
+                raise click.UsageError("--with and --grace go with one ticket")
+            else:
+                code = _act(view, verb, shelf, list(dict.fromkeys(ids)), asked, args_of, given)
+        sys.exit(code)
+
+    code = "Exit code 1 when some were left as they are, 0 when nothing matches."
+    return click.command(verb.word, help=f"{verb.help} {code}")(act)
+
+
+def _check_choice(shelf: Shelf, verb: Verb, ids: Sequence[str], everything: bool, asked: Ask) -> None:
+    group = verb.name.partition(" ")[0]
+    try:
+        shelf.meant(asked, True)
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from None
+    if ids and (everything or asked.given):
+        raise click.UsageError("filters go with --all, not with ids; give your reason as --why")
+    if not (ids or everything or (asked.given and shelf is TICKETS)):
+        flags = ", ".join(_flag(name) for name, one in shelf.ask.model_fields.items() if one.description)
+        raise click.UsageError(f"give ids (`usher {group} list`), or --all, with filters or without: {flags}")
+    if wrong_id := next((one for one in ids if shelf is not TICKETS and not is_id(one)), None):
+        noun = shelf.noun.rpartition(" ")[2]
+        looks_like = f"it looks like 1526919030474-55, see `usher {group} list`"
+        raise click.UsageError(f"{wrong_id!r} is not the id of a {noun}: {looks_like}")
+
+
+def _act(
+    view: View,
+    verb: Verb,
+    shelf: Shelf,
+    ids: list[str],
+    asked: Ask,
+    args_of: Callable[[View, dict[str, Any]], Args],
+    given: dict[str, Any],
+) -> int:
+    args_of(view, given)  # wrong ones end it here
+    told, as_json = asked.told(""), given["as_json"]
+    pages: Iterator[Sequence[Any]]
+    if ids:
+        preview, pages = Preview(), iter([[Item(one.encode("utf-8", "surrogateescape")) for one in ids]])
+        preview.add(shelf.named(view, ids))
+    else:
+        wanted = shelf.meant(asked, True)
+        found = shelf.dry_run(view, wanted, math.inf)
+        preview, pages = found.preview, shelf.pages(view, wanted, found.until)
+    nothing = f"no {shelf.noun} matches: {told}" if told else f"there are no {shelf.noun}s"
+    if not as_json:
+        _show_preview(view, verb, shelf, preview, "" if ids else nothing)
+    job, code = BulkJob(verb, shelf, view, Args(), None, "" if ids else told, b"", preview.count), 0
+    if not given["preview"] and (ids or preview.count):
+        if preview.count:
+            confirm(f"{verb.label.lower()}: {pluralize(preview.count, shelf.noun)}?", given["yes"], as_json)
+        job.args = args_of(view, given)  # anew: the answer may have taken long
+        code = _carry_out(job, pages)
+    if as_json:
+        groups = [{name: vars(one)[name] for name in _GROUP} for one in preview.groups]
+        document = {"matched": preview.count, "outcomes": dict(job.outcomes), "groups": groups}
+        others = shelf.others(view, verb.word) if job.outcomes["added"] else []
+        print_json(document | {"leader_url": view.letters.leader_url or None, "other_groups": others})
+        return code
+    notes = [f"  {one}: {why}" for one, why in job.failures if why not in shelf.means][:_SHOWN]
+    for line in (*notes, *shelf.sentences(job.outcomes.elements())):
+        click.echo(escape_control(line))
+    if job.outcomes and verb.word == "redrive" and not view.letters.leader_url:
+        click.echo("no master leads at the moment: nothing moves before one does")
+    return code
+
+
+def _show_preview(view: View, verb: Verb, shelf: Shelf, preview: Preview, nothing: str) -> None:
+    if not preview.count:
+        click.echo(escape_control(nothing), nl=bool(nothing))
+        return
+    title, nouns = f"{pluralize(preview.count, shelf.noun)} to {verb.word.replace('-', ' ')}", f"{shelf.noun}s"
+    rows = [(one.count, label(one.reason), one.told, label(one.policy)) for one in preview.groups[:_SHOWN]]
+    heads = (nouns, shelf.grouped, "error", "policy")
+    kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
+    cells = [[row[at] for at in kept] for row in rows]
+    console().print(table(title, [heads[at] for at in kept], cells, numbers=(nouns,)))
+    for line in shelf.warns(view, verb.word, preview):
+        click.echo(line, err=True)
+
+
+def _carry_out(job: BulkJob, pages: Iterator[Sequence[Any]]) -> int:
+    """Do it to all of these, and return the exit code."""
+    try:
+        with progress() as show:
+            for _ in job.carry_out(pages, functools.partial(_carried_out, job.verb)):
+                show(job.verb.word, job.outcomes.total(), job.count)
+    except KeyboardInterrupt:
+        return 130
+    return int(any(word not in job.shelf.good for word in job.outcomes))
+
+
+def _carried_out(verb: Verb, view: View, items: Sequence[Any], args: Args) -> list[Any]:
+    """Return the results of one batch. When the answer is lost, the same is asked again: what is gone then was done
+    before."""
+    for number in range(_TRIES):
+        try:
+            results = list(verb.run(view, items, args))
+            return [one._replace(word="done") if number and one.word == "gone" else one for one in results]
+        except ReplyUnknown:
+            if number == _TRIES - 1:
+                raise
+            time.sleep(0.2 * 2**number)
+    raise AssertionError("not reached")

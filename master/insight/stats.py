@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import NotNow
@@ -27,8 +27,8 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead, parse_held
 from usher.master.membership.registry import members_of, state_of
-from usher.master.operations.delayed_messages import waiting_commands, waiting_of
 from usher.master.operations.live_rules import rulebook
+from usher.master.operations.shelves import waiting_commands, waiting_of
 from usher.master.policy.rates import BacklogLimits
 from usher.master.policy.rules import RuleAction, Rulebook, Target
 
@@ -36,27 +36,23 @@ from usher.master.policy.rules import RuleAction, Rulebook, Target
 _PAGE, _HEADS = 2000, 500
 
 
-class GroupLag(NamedTuple):
-    """A group's lag in entries. ``is_exact`` False: there are more."""
-
-    entries: int
-    is_exact: bool
-
-
-def lag_of(scripts: ScriptRunner, stream: str, group: Mapping[bytes, Any] | None, entries: int, most: int) -> GroupLag:
-    """Return the lag of a group with these facts (XINFO GROUPS; None: there is no group) on a stream of ``entries``.
-    Where Redis does not know the lag, count up to about ``most``. Raises what ``Link.call`` raises."""
+def lag_of(
+    scripts: ScriptRunner, stream: str, group: Mapping[bytes, Any] | None, entries: int, most: int
+) -> tuple[int, bool]:
+    """Return the lag of a group with these facts (XINFO GROUPS; None: there is no group) on a stream of ``entries``;
+    False: there are more. Where Redis does not know the lag, count up to about ``most``. Raises what ``Link.call``
+    raises."""
     if group is None:
-        return GroupLag(entries, True)
+        return entries, True
     if group.get(b"lag") is not None:
-        return GroupLag(int(group[b"lag"]), True)
+        return int(group[b"lag"]), True
     last, counted = group[b"last-delivered-id"], 0
     while counted < most:
         count, last, _, is_all = scripts.run("find_entries", (stream,), ("XRANGE", b"(" + last, "+", _PAGE, ""))
         counted += count
         if is_all:
-            return GroupLag(counted, True)
-    return GroupLag(counted, False)
+            return counted, True
+    return counted, False
 
 
 def _read(group: Mapping[bytes, Any] | None, cut: bytes | None) -> int | None:
@@ -84,15 +80,15 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
     group, held = group_of(groups, keys.group, taken), parse_held(leader)
     total, lowest, _, owners = (0, None, None, ()) if isinstance(pending, Exception) else pending
     by_name = {bytes(name): int(count) for name, count in owners or ()}
-    lag = lag_of(scripts, keys.stream, group, entries, most)
+    lag, is_exact = lag_of(scripts, keys.stream, group, entries, most)
     told = {} if isinstance(behind, Exception) else pairs(behind)
     seen: dict[str, Any] = {"told": [entries, groups], "time_ms": wall_ms(), "stream": keys.stream, "group": keys.group}
     seen |= {"has_group": group is not None, "leader_url": held.url, "epoch": held.epoch, "read": _read(group, cut)}
     seen |= {"delivered": bytes(group[b"last-delivered-id"]) if group else b"0-0"}
-    seen |= {"entries": entries, "lag": lag.entries, "lag_is_exact": lag.is_exact, "tickets": tickets, "rules": rules}
+    seen |= {"entries": entries, "lag": lag, "lag_is_exact": is_exact, "tickets": tickets, "rules": rules}
     seen |= {"pending": total, "parked": by_name.get(MASTER, 0), "halted": by_name.get(HALTED, 0), "by_name": by_name}
     seen |= {"oldest": bytes(lowest) if lowest else None, "retrying": retrying, "errors": errors, "dead_letters": dead}
-    seen |= {"delayed": waiting_of(*delayed)._asdict(), "mishaps": parse_mishaps(mishaps)._asdict()}
+    seen |= {"delayed": waiting_of(*delayed), "mishaps": parse_mishaps(mishaps)._asdict()}
     return seen | {"behind": {name.decode(errors="replace"): int(number) for name, number in told.items()}}
 
 

@@ -1,9 +1,14 @@
-"""Read the state that pages and commands show, from Redis alone: works without a master, and on any of them."""
+"""Read what pages and commands show, from Redis alone: works without a master, and on any of them. ``StatusReader``:
+the state of the system, its consumers and tickets. ``TicketHistory``: what is still known of a ticket; nothing is kept
+per ticket, so the streams are searched backwards, in Redis, a bounded piece at a time. ``MessageFields``: what messages
+say. ``SystemDiagnostics``: the doctor's findings, the stream's readers, and what may be cut of the stream."""
 
 from __future__ import annotations
 
 import math
+import re
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
@@ -13,30 +18,47 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from usher.common.base.clock import now_s
+from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import GroupMissing
-from usher.common.doctor.collector import SourcesReader
-from usher.common.doctor.judgements import INFO_COMMANDS, write_trouble
+from usher.common.base.log import redacted
+from usher.common.doctor.collector import SourcesReader, collect, look_at_memory, read_growth
+from usher.common.doctor.judgements import INFO_COMMANDS, DoctorFinding, describe, examine, report, write_trouble
 from usher.common.protocol.attempts import NEVER, Attempts, decode
-from usher.common.protocol.keys import MASTER, Keys
-from usher.common.protocol.last_error import LastError
+from usher.common.protocol.keys import MASTER, Keys, LogKeys
+from usher.common.protocol.last_error import RUNS, TRACEBACK, LastError
 from usher.common.protocol.last_error import decode as decode_error
+from usher.common.protocol.message import (
+    DUE_FIELD,
+    LONGEST_TICKET,
+    REPLAY_OF,
+    SHOWN_BYTES,
+    UID_FIELD,
+    first_value,
+    shown_fields,
+    ticket_value,
+)
 from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
+from usher.common.protocol.run_log import DONE, GAVE_UP, RunRecord, decode_kept
+from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.sources import SourceSelection
-from usher.common.protocol.ticket_states import TicketState
+from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank
+from usher.common.protocol.ticket_states import BY_OWNER, TicketState
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import TicketRecord, TicketStream, pairs, parse_record
+from usher.common.redis.replies import TicketRecord, TicketStream, group_of, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.stats import Kept, stream_sums, tickets_of
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
-from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import read_rules
-from usher.master.policy.explain.stuck import fence_ms
+from usher.master.operations.shelves import DeadLetters
+from usher.master.operations.trimming import Trimming
+from usher.master.policy.explain.explain import fence_ms
+from usher.master.policy.letters import HALT, LetterFilter
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.states import Seen, kind_of, last_error, ticket_state, told_alike, tried
 from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.policy.trim import Cut, Nothing, Refused, Retention, RetentionFacts, decide, readers
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 100_000
@@ -81,25 +103,36 @@ class _Scan:
     @cached_property
     def starts(self) -> list[int]:
         parts = (self.heads[at : at + _AT_ONCE] for at in range(0, len(self.heads), _AT_ONCE))
-        return [_attempts(one).starts for ids in parts for one in self._link.call("HMGET", self._keys.attempts, *ids)]
+        noted = self._link.all_of([("HMGET", self._keys.attempts, *ids) for ids in parts])
+        return [_attempts(one).starts for part in noted for one in part]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [record.count(b" ") for record in self.records]
 
     @cached_property
     def named(self) -> set[bytes]:
-        """Messages that records of tickets without an owner name."""
-        free = [record for record in self.records if b":" not in record]
-        return {*self.heads, *(one for record in free if record.count(b" ") > 2 for one in record.split(b" ")[3:])}
+        """Messages that records name, and other words of some."""
+        long = b" ".join(record for record, size in zip(self.records, self.sizes, strict=True) if size > 2)
+        return {*self.heads, *long.split(b" ")}
 
     def order(self, name: str) -> list[int]:
         """Return the places of all tickets, the first one first."""
         if name not in self._orders:
-            by_age = range(len(self.records)) if name == "age" else self.order("age")
+            by_age = range(len(self.records)) if name in ("age", "ticket") else self.order("age")  # no two are alike
             self._orders[name] = sorted(by_age, key=ORDERS[name](self).__getitem__)
         return self._orders[name]
 
+    @cached_property
+    def owners(self) -> dict[bytes, bytes]:
+        """What records name in place of an owner, by its word."""
+        return {
+            word: record.partition(b" ")[0] for word, record in dict(zip(self.words, self.records, strict=True)).items()
+        }
+
     def places(self, wanted: TicketFilter, order: str) -> Iterator[int]:
         """Yield, in an order, the places of tickets that may fit, as far as their records tell."""
-        words, owners = self.words, dict(zip(self.words, self.records, strict=True))
-        fits = {word: wanted.may_fit(record.partition(b" ")[0]) for word, record in owners.items()}
+        words, fits = self.words, {word: wanted.may_fit(owner) for word, owner in self.owners.items()}
         return (at for at in (self.order(order) if any(fits.values()) else ()) if fits[words[at]])
 
 
@@ -107,7 +140,7 @@ class _Scan:
 ORDERS: Mapping[str, Callable[[_Scan], Sequence[Any]]] = {
     "age": lambda scan: scan.ages,
     "attempts": lambda scan: [-starts for starts in scan.starts],
-    "messages": lambda scan: [-record.count(b" ") for record in scan.records],
+    "messages": lambda scan: [-size for size in scan.sizes],
     "ticket": lambda scan: scan.tickets,
 }
 
@@ -176,19 +209,24 @@ class StatusReader:
                 having[owner].append(ticket.decode(errors="replace"))
         return [row | {"ticket_ids": sorted(having[str(row["incarnation"]).encode()])} for row in rows]
 
-    def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
-        """Return about ``limit`` tickets in processing and the next cursor; ``cursor`` is "0" at first, None at the
-        end."""
-        found, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", limit)
-        rows = ticket_rows(self._link, self._keys, pairs(flat).items())
-        following = bytes(found).decode()
-        return {"tickets": rows, "cursor": None if following == "0" else following}
+    def tickets(self, cursor: str, limit: int, text: str = "") -> dict[str, Any]:
+        """Return about ``limit`` tickets in processing whose ids contain ``text``, as far as there is time, and the
+        next cursor; ``cursor`` is "0" at first, None at the end."""
+        pattern = b"*" + re.sub(rb"[*?\[\]^\\-]", rb"\\\g<0>", text.encode()) + b"*"
+        found, count, ends_s = dict[bytes, bytes](), limit, now_s() + _LOOK_S
+        while True:
+            reply, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "MATCH", pattern, "COUNT", count)
+            cursor, count = bytes(reply).decode(), limit if flat else 1000  # the rarer the matches, the more records
+            found |= pairs(flat)
+            if cursor == "0" or len(found) >= limit or now_s() > ends_s:
+                rows = ticket_rows(self._link, self._keys, found.items())
+                return {"tickets": rows, "cursor": None if cursor == "0" else cursor}
 
     def each(self, wanted: TicketFilter) -> Iterator[list[dict[str, Any]]]:
         """Yield page by page the tickets of the index that fit; a ticket whose record changes meanwhile may come
         twice."""
-        for records in self._pages():
-            scan = _Scan(self._link, self._keys, records)
+        for page in self._pages():
+            scan = _Scan(self._link, self._keys, dict(page))
             yield [one.row() for one in self._fitting(scan, list(scan.places(wanted, "age")), wanted)]
 
     def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> dict[str, Any]:
@@ -202,18 +240,19 @@ class StatusReader:
         parked, has_parked, found, is_over = list[dict[str, Any]](), True, list[_Looked](), False
         if wanted.wants_waiting:
             parked, has_parked = self.parked(most, wanted.fits, now_s() + within_s, scan.named)
-        places = scan.places(wanted, order)
+        places, wants_all = scan.places(wanted, order), wanted == TicketFilter()
+        at_once = most if wants_all else _LOOKED_AT
         while not is_over and len(found) < most and thread_time() - began_s < within_s:
-            some = list(islice(places, _LOOKED_AT))
-            found, is_over = found + self._fitting(scan, some, wanted), len(some) < _LOOKED_AT
-        looked, found = len(found), self._now(found[:most], wanted)
+            some = list(islice(places, at_once))
+            found, is_over = found + self._fitting(scan, some, wanted), len(some) < at_once
+        looked, found = len(scan.tickets) if wants_all else len(found), self._now(found[:most], wanted)
         number = looked - min(looked, most) + len(found) + len(parked)
         rows = {row["ticket_id"].encode(): row for row in parked} | {one.ticket: one.row() for one in found}
         free = {row["ticket_id"].encode(): f"x 0 {' '.join(row['message_ids'])}".encode() for row in parked}
         both = _Scan(self._link, self._keys, free | {one.ticket: one.record for one in found})
         shown = [rows[both.tickets[at]] for at in both.order(order)[:most]]
         self.explained([row for row in shown if row.get("last_error") is None])
-        is_all = scan.is_all and has_parked and is_over
+        is_all = scan.is_all and has_parked and (is_over or wants_all)
         are_first = is_all or (scan.is_all and has_parked and len(shown) == most)
         told = {"rows": shown, "number": number, "is_all": is_all, "are_first": are_first}
         return told | {"age_s": now_s() - scan.at_s}
@@ -226,7 +265,7 @@ class StatusReader:
             if scan is None or now_s() - scan.at_s > _SCAN_KEPT_S:
                 began_s, records, is_all = thread_time(), dict[bytes, bytes](), True
                 for page in self._pages():
-                    records |= page
+                    records.update(page)
                     if not (is_all := thread_time() - began_s <= within_s):
                         break
                 scan = self._scan = _Scan(self._link, self._keys, records, is_all)
@@ -236,11 +275,11 @@ class StatusReader:
         """Let go of the scan: it has a hundred bytes a ticket, and more."""
         self._scan = None
 
-    def _pages(self) -> Iterator[dict[bytes, bytes]]:
+    def _pages(self) -> Iterator[Iterator[tuple[bytes, bytes]]]:
         cursor = b""
         while cursor != b"0":
             cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor or b"0", "COUNT", _AT_ONCE)
-            yield pairs(flat)
+            yield zip(flat[::2], flat[1::2], strict=True)
 
     def _now(self, found: list[_Looked], wanted: TicketFilter) -> list[_Looked]:
         """Look again at those whose records have changed since the scan; those that do not fit any more are left
@@ -380,7 +419,7 @@ def _look_at(link: Link, keys: Keys, scan: _Scan, places: Sequence[int], wanted:
     """Return those that are in a wanted state, with what they are doing, and may have a wanted error: in one round trip
     for all, and one for the rules if any was given back. Kept short, because it runs by the ten thousand."""
     heads, words = scan.heads, scan.words
-    named = {words[at]: scan.records[at].partition(b" ")[0] for at in places}
+    named = {word: scan.owners[word] for word in {words[at] for at in places}}
     kinds = {word: kind_of(owner) or "unreadable" for word, owner in named.items()}
     owners, ids = [owner for word, owner in named.items() if kinds[word] == "owned"], [heads[at] for at in places]
     asked: list[tuple[str | bytes, ...]] = [("HMGET", key, *ids) for key in (keys.attempts, keys.errors) if ids]
@@ -409,3 +448,502 @@ def _look_at(link: Link, keys: Keys, scan: _Scan, places: Sequence[int], wanted:
 def _stated(seen: Seen) -> dict[str, str]:
     state = ticket_state(seen)
     return {"state": state.name, "why": state.why(seen)} if state.name == TicketState.PAUSED else {"state": state.name}
+
+
+#: Entries, or records of executions, that one call looks at: a millisecond or so of Redis.
+_ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
+#: Seconds that a piece spends on one stream, the first of a ticket and any other; and about how many events it finds.
+_FIRST_S, _PIECE_S, _PIECE_EVENTS = 0.02, 0.06, 200
+#: Seconds after which a search for tickets by a part of their ids ends.
+_LOOK_S = 0.06
+_LETTERS = 50
+#: Unfinished messages of a ticket whose executions are looked for, and units of the bars that show some.
+_OF_MESSAGES, BAR = 30, 300
+#: Bytes of a field that are shown unless the whole is asked for.
+_SHOWN = 4_096
+#: Clocks may differ by so much: a record of the run log may have a lower time than its message.
+_CLOCKS_MS = 60_000
+END = "end"
+_BACK = re.compile(rf"({END}|\([0-9]{{1,20}}-[0-9]{{1,20}})_({END}|\([0-9]{{1,20}}-[0-9]{{1,20}})")
+
+
+class TicketHistory:
+    def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
+        self._link, self._scripts, self._keys, self._field = link, ScriptRunner(link), keys, ticket_field
+        self._letters = DeadLetters(link, keys)
+
+    def timeline(
+        self, ticket_id: str, back: str | None = None, known: Sequence[str] = (), held: tuple[str, int] | None = None
+    ) -> dict[str, Any]:
+        """Return one piece. ``known``: entries to list in the first piece, however old; ``held``: the ticket's present
+        owner and its fence. Raises ValueError when ``back`` is not from an earlier piece.
+
+        ``events``: newest first; ``back``: where the next piece begins, None at the beginning of the streams;
+        ``since_ms``: how far back this piece went; ``attempts``: those of the first message that failed
+        (``attempts_shown``)."""
+        if back is not None and not _BACK.fullmatch(back):
+            raise ValueError("not a position in a history")
+        entries_from, runs_from = (back or "+_+").split("_")
+        ticket = ticket_id.encode()
+        piece_s = _PIECE_S if back else _FIRST_S
+        letters = [] if back else self._letters.newest(LetterFilter(ticket), None, _LETTERS, _FIRST_S).letters
+        rows = {row["message_id"]: row for row in (letter.row() for letter in letters)}
+        written = [{"event": "dead_letter", "ms": row["written_ms"], "letter": row} for row in rows.values()]
+        events = [event | {"message_id": one if is_id(one) else ""} for event, one in zip(written, rows, strict=True)]
+        kept = self._kept([] if back else known[:_OF_MESSAGES], ticket_id)
+        kept |= {one.runs[0].id: one.runs for one in reversed(letters) if one.runs}
+        ends_s = time.monotonic() + piece_s
+        reached = []
+        if entries_from != END:
+            ids, entries_from = self._find("entries", entries_from, (self._field, ticket), ends_s)
+            sent = dict.fromkeys([*(one.decode() for one in ids), *(() if back else known)])
+            events += [{"event": "sent", "ms": milliseconds(one.encode()), "message_id": one} for one in sent]
+            reached.append(entries_from)
+        if runs_from != END:
+            text = orjson.dumps(ticket_id)
+            records, runs_from = self._find("runs", runs_from, (text,), ends_s + piece_s)
+            events += [_ran(run) for record in records for run in decode_runs(record) if run.ticket == ticket_id]
+            reached.append(runs_from)
+        seen = {(event["message_id"], event.get("attempt")) for event in events}
+        events += [_ran(run) for runs in kept.values() for run in runs if (run.id, run.attempt) not in seen]
+        events += _hand_overs([event for event in events if event["event"] == "ran"])
+        if held is not None and not back and all(event.get("fence") != held[1] for event in events):
+            events.append(_handed(fence_ms(held[1]), *held))  # no execution under this fence has ended yet
+        events.sort(key=lambda event: (event["ms"], rank((event["message_id"] or "0-0").encode())), reverse=True)
+        more = entries_from != END or runs_from != END
+        times = [milliseconds(one.removeprefix("(").encode()) for one in reached if one != END]
+        shown = next(iter(kept.values()), ())
+        attempts = attempts_shown(shown, shown[0].id in rows) if shown else []
+        back = f"{entries_from}_{runs_from}" if more else None
+        return {"events": events, "back": back, "since_ms": max(times, default=None), "attempts": attempts}
+
+    def _kept(self, ids: Sequence[str], ticket: str = "") -> dict[str, Sequence[RunRecord]]:
+        """Return the executions that are kept with messages of these that failed."""
+        values = self._link.call("HMGET", self._keys.errors, *(RUNS + one.encode() for one in ids)) if ids else []
+        named = zip(ids, values, strict=True)
+        return {one: runs for one, value in named if value and (runs := decode_kept(value, ticket, one))}
+
+    def _find(
+        self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float, command: str = "XREVRANGE"
+    ) -> tuple[list[bytes], str]:
+        key, at_once = (self._keys.stream, _ENTRIES_AT_ONCE) if what == "entries" else (self._keys.runs, _RUNS_AT_ONCE)
+        wanted, ends = wanted if what == "entries" else ("batch", *wanted, "part"), "+" if command == "XRANGE" else "-"
+        found: list[bytes] = []
+        while True:
+            _, last, some, is_all = self._scripts.run("find_entries", (key,), (command, start, ends, at_once, *wanted))
+            found += some
+            if is_all:
+                return found, END
+            start = f"({last.decode()}" if last else start
+            if time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:
+                return found, start
+
+    def message(self, message_id: str) -> dict[str, Any]:
+        """Return what the stream, its group and the notes beside it have of a message, named as in ``MessageShown``;
+        long values are cut. ``bytes`` None: it is not in the stream; ``state``: by its place in the group, whatever its
+        ticket, None when it is neither pending nor still to be read."""
+        keys, entry_id = self._keys, message_id.encode()
+        beside = [("HGET", keys.attempts, entry_id), ("HMGET", keys.errors, entry_id, TRACEBACK + entry_id)]
+        rows, taken, noted, (error, traceback) = self._link.all_of(
+            [("XRANGE", keys.stream, message_id, message_id), ("GET", keys.taken), *beside]
+        )
+        asked = ("XPENDING", keys.stream, keys.group, message_id, message_id, 1)
+        groups, pending = self._link.pipeline([("XINFO", "GROUPS", keys.stream), asked])
+        group, flat = group_of(groups, keys.group, taken), rows[0][1] if rows else []
+        is_unread = rows and (group is None or rank(entry_id) > rank(group[b"last-delivered-id"]))
+        state = TicketState.UNREAD if is_unread else None
+        if group is not None and pending:
+            state = BY_OWNER.get(bytes(pending[0][1]), TicketState.HANDED_OVER)
+        ticket, last = ticket_value(flat, self._field.encode()), decode_error(error)
+        due, uid, replayed = (first_value(flat, name) or b"" for name in (DUE_FIELD, UID_FIELD, REPLAY_OF))
+        told: dict[str, Any] = {"message_id": message_id, "state": state, "sent_ms": milliseconds(entry_id)}
+        told |= {"ticket_id": None if ticket is None else ticket.decode(errors="replace")}
+        texts = [_truncate_value(one) for one in flat[:400]]
+        fields = [list(pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
+        sizes = (sum(map(len, flat)), len(flat) // 2, fields) if rows else (None, None, None)
+        told |= dict(zip(("bytes", "field_count", "fields"), sizes, strict=True))
+        told |= {"due_ms": int(due.partition(b".")[0]) if due.partition(b".")[0].isdigit() and len(due) <= 20 else None}
+        told |= {"replay_of": _id_or_none(replayed.decode(errors="replace"), message_id)}
+        told |= {"redriven_from": _id_or_none(uid.decode(errors="replace"), message_id) if not replayed else None}
+        attempts = NEVER if noted is None else decode(noted)
+        told |= {"attempts": attempts.starts, "charged": attempts.failures}
+        told |= {"traceback": (traceback or b"").decode(errors="replace")}
+        return told | {"last_error": last and last._asdict() | {"told": last.told}}
+
+    def again(self, message_id: str) -> dict[str, Any]:
+        """Return the redrives and replays of a message, as far as one piece goes back."""
+        ends_s = time.monotonic() + _PIECE_S
+        asked = ("usher_replay_of", "uid")
+        found = [self._find("entries", "+", (field, message_id.encode()), ends_s) for field in asked]
+        ids = dict.fromkeys(one.decode() for some, _ in found for one in some)
+        is_all = all(reached == END for _, reached in found)
+        return {"again": [one for one in ids if one != message_id], "again_is_all": is_all}
+
+    def executions(self, message_id: str, after: str | None = None, kept: Sequence[Any] = ()) -> dict[str, Any]:
+        """Return the executions of a message, oldest first: from when it was sent, or (the next piece) behind a record
+        of the run log. ``kept``: those that its dead letter has.
+
+        Named as in ``MessageShown``; ``until_ms``: how far the search came. Earlier executions may have been cut off
+        the log when the first one that is found is no first attempt, or none is found and the log begins after the
+        message was sent."""
+        sent_ms, text = milliseconds(message_id.encode()), orjson.dumps(message_id)
+        start = f"({after}" if after else f"{max(0, sent_ms - _CLOCKS_MS)}-0"
+        first = self._link.call("XRANGE", self._keys.runs, "-", "+", "COUNT", 1)
+        records, start = self._find("runs", start, (text,), time.monotonic() + _PIECE_S, "XRANGE")
+        found = [_ran(run) for record in records for run in decode_runs(record) if run.id == message_id]
+        if not after:
+            kept, seen = kept or self._kept([message_id]).get(message_id, ()), {run["attempt"] for run in found}
+            found += [_ran(run) for run in kept if run.attempt not in seen]
+            found.sort(key=lambda run: run["began_ms"])
+        begins_ms = milliseconds(first[0][0]) if first else None
+        more = None if start == END else start.removeprefix("(")
+        until_ms = milliseconds(more.encode()) if more else None
+        is_cut = not after and (found[0]["attempt"] > 1 if found else (begins_ms or sent_ms) > sent_ms)
+        told = {"executions": found, "cursor": more, "until_ms": until_ms}
+        return told | {"run_log_begins_ms": begins_ms, "executions_are_cut": is_cut}
+
+    def finished(
+        self, ticket: str, handler: str, before: str = "", most: int = 100
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """Return at least the ``most`` newest executions after which nothing was left of a message, newest first; only
+        those of a ticket and of a handler, if given. And behind which record of the run log others may be; None: none
+        are."""
+        text = orjson.dumps(ticket) if ticket else b'"handler":' + orjson.dumps(handler) if handler else b""
+        start, at_once, ends_s = f"({before}" if before else "+", 1, time.monotonic() + _PIECE_S
+        rows = list[dict[str, Any]]()
+        while True:
+            args = ("XREVRANGE", start, "-", at_once, "batch", text, "part")
+            _, last, records, is_all = self._scripts.run("find_entries", (self._keys.runs,), args)
+            for record in records:
+                by = orjson.loads(record).get("handler", "")
+                over = [run for run in decode_runs(record) if run.outcome in (DONE, GAVE_UP) and handler in ("", by)]
+                rows += [_ran(run) | {"handler": by} for run in over if ticket in ("", run.ticket)]
+            start, at_once = f"({last.decode()}", min(_RUNS_AT_ONCE, 2 * at_once)
+            if is_all or len(rows) >= most or time.monotonic() > ends_s:
+                return sorted(rows, key=lambda row: -row["ms"]), None if is_all else last.decode()
+
+
+def attempts_shown(runs: Sequence[RunRecord], is_over: bool) -> list[dict[str, Any]]:
+    """Return attempts of a message as a page draws them, each with its wait before: from ``x`` on it waited, from
+    ``start`` on it ran, of ``BAR`` units that last until now, or the last end."""
+    ends, shown, before = [(run.end_us or run.start_us) // 1000 for run in runs], list[dict[str, Any]](), 0
+    begin = free = min(milliseconds(runs[0].id.encode()), runs[0].start_us // 1000)
+    scale = BAR / max(1, (max(ends) if is_over else wall_ms()) - begin)
+    for run, end_ms in zip(runs, ends, strict=True):
+        start_ms = run.start_us // 1000
+        x, start, end = (round((ms - begin) * scale, 1) for ms in (free, start_ms, end_ms))
+        told: dict[str, Any] = {
+            "waited_ms": max(0, start_ms - free),
+            "took_ms": (run.end_us - run.start_us) / 1000 if run.end_us else None,
+        }
+        told |= {"x": x, "start": start, "ran": max(2.0, round(end - start, 1)), "start_ms": start_ms}
+        shown.append(
+            run._asdict() | told | {"lacks": run.attempt - before - 1, "name": name_of(run.consumer) or run.consumer}
+        )
+        free, before = end_ms, run.attempt
+    return shown
+
+
+def _ran(run: RunRecord) -> dict[str, Any]:
+    took_ms, ms = (run.end_us - run.start_us) / 1000 if run.end_us else None, (run.end_us or run.start_us) // 1000
+    told: dict[str, Any] = {"event": "ran", "ms": ms, "message_id": run.id, "ticket_id": run.ticket, "took_ms": took_ms}
+    told |= {"began_ms": run.start_us // 1000, "ended_ms": run.end_us // 1000 or None}
+    told |= {"outcome": run.outcome, "attempt": run.attempt}
+    told |= {"fence": run.fence, "owner": run.consumer, "name": name_of(run.consumer) or run.consumer}
+    return told | ({"into": run.into} if run.into else {}) | ({"interrupted": True} if run.interrupted else {})
+
+
+def _id_or_none(text: str, own: str) -> str | None:
+    return text if is_id(text) and text != own else None
+
+
+def _hand_overs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return when each owner was given the ticket: a fence tells the millisecond (lua/includes/numbers.lua), unless
+    a clock went back."""
+    first: dict[int, dict[str, Any]] = {}
+    for run in runs:
+        known = first.setdefault(run["fence"], run)
+        if run["began_ms"] < known["began_ms"]:
+            first[run["fence"]] = run
+    return [_handed(min(fence_ms(fence), run["began_ms"]), run["owner"], fence) for fence, run in first.items()]
+
+
+def _handed(ms: int, owner: str, fence: int) -> dict[str, Any]:
+    return {"event": "handed", "ms": ms, "message_id": "", "owner": owner, "fence": fence}
+
+
+def _truncate_value(value: bytes) -> str:
+    text = value[:_SHOWN].decode("utf-8", "backslashreplace")
+    return text if len(value) <= _SHOWN else f"{text}... ({len(value):,} bytes)"
+
+
+#: Seconds that reading a list, or a search, may take for one answer; and messages read by one call.
+FIELDS_S, _READ_AT_ONCE = 0.15, 200
+#: Of a traceback, which the handler's process bounds.
+_TRACE_BYTES = 32_768
+#: Of a search: entries looked at by one call, and for one answer; and the most entries counted for the lag where Redis
+#: does not know it.
+_FIND_AT_ONCE, _MOST_LOOKED_AT, _MOST_BEHIND = 200, 20_000, 4_000
+#: Rows of an answer, which may have those of one call more; and the longest value that is looked for, in bytes.
+ROWS, LONGEST_VALUE = 100, 1_024
+DEAD_LETTER = "dead_letter"
+#: Nothing comes after it, and Redis refuses to look there.
+_HIGHEST = b"18446744073709551615-18446744073709551615"
+#: A search goes the way that messages go, so that none slips past it: what is pending, what was unread when it began,
+#: what is dead.
+_PENDING, _UNREAD, _DEAD = "pending", "unread", "dead"
+_CURSOR = re.compile(r"(pending|unread|dead)_([0-9]+-[0-9]+)_([0-9]+-[0-9]+)_([0-9]{1,12})")
+_STATES = {b"": TicketState.UNREAD, **BY_OWNER}
+
+IdOf = Callable[[dict[str, Any]], str | None]
+
+
+class _SearchPosition(NamedTuple):
+    """Place in a search: the last entry looked at of a part. ``since``: the last id that the group had been given
+    when the search began."""
+
+    part: str
+    last: bytes
+    since: bytes
+    looked_at: int
+
+    def __str__(self) -> str:
+        return f"{self.part}_{self.last.decode()}_{self.since.decode()}_{self.looked_at}"
+
+
+class MessageFields:
+    """Reader of the messages of one ticket stream, and of its dead letters. ``names``: the fields that lists show.
+    ``within_s``: what takes longer is not read, and said to be left."""
+
+    def __init__(
+        self, link: Link, keys: Keys, ticket_field: str, names: Sequence[str] = (), within_s: float = FIELDS_S
+    ) -> None:
+        self._link, self._scripts, self._keys, self._ticket_field = link, ScriptRunner(link), keys, ticket_field
+        self.names, self._within_s = tuple(names), within_s
+
+    def add(self, rows: Sequence[dict[str, Any]], id_of: IdOf, stream: str = "") -> list[dict[str, Any]]:
+        """Return the rows, each with ``shown_fields`` of its message: texts by name, None for a field that it lacks.
+        None instead of them all: it was not read, because those before it took too long."""
+        if not self.names:
+            return [row | {"shown_fields": {}} for row in rows]
+        ids = list(dict.fromkeys(filter(None, map(id_of, rows))))
+        values = self._values(stream or self._keys.stream, self.names, ids)
+        known = {one: shown_fields(self.names, found) for one, found in values.items()}
+        nothing = shown_fields(self.names, ())
+        return [row | {"shown_fields": known.get(one) if (one := id_of(row)) else nothing} for row in rows]
+
+    def add_to_letters(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return self.add(rows, lambda row: row["id"], self._keys.dead)
+
+    def add_to_tickets(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return self.add(rows, lambda row: next(iter(row.get("message_ids") or ()), None))
+
+    def add_to_groups(self, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return groups of stuck tickets with the fields of the first message of each ticket."""
+        rows = iter(self.add([row for group in groups for row in group["rows"]], lambda row: row["head"]))
+        return [group | {"rows": [next(rows) for _ in group["rows"]]} for group in groups]
+
+    def traces(self, letters: Sequence[dict[str, Any]]) -> dict[str, str]:
+        """Return the traceback of the first letter of each kind of error, by its id."""
+        first = {(row["error_type"], row["at"]): row["id"] for row in reversed(letters)}
+        found = self._values(self._keys.dead, ("usher-traceback",), list(first.values()), _TRACE_BYTES)
+        return {one: told[0].decode(errors="replace") for one, (told,) in found.items() if told}
+
+    def _values(
+        self, stream: str, names: Sequence[str], ids: Sequence[str], most_bytes: int = SHOWN_BYTES
+    ) -> dict[str, list[Any]]:
+        until_s, known, left = now_s() + self._within_s, dict[str, list[Any]](), list(ids)
+        while left:
+            some = left[:_READ_AT_ONCE]
+            values = self._scripts.run("read_fields", (stream,), (most_bytes, "", len(names), *names, *some))
+            known.update(zip(some, values, strict=False))
+            left = left[len(values) :]
+            if now_s() > until_s:
+                break
+        return known
+
+    # -- the search
+
+    def find(
+        self,
+        field: str,
+        value: bytes,
+        cursor: str | None = None,
+        most: int = ROWS,
+        most_looked_at: int = _MOST_LOOKED_AT,
+    ) -> dict[str, Any]:
+        """Find messages whose first field of that name (or path) is exactly ``value``: the document ``Found``, whose
+        ``looked_at`` counts the entries for former answers, too. Raises ValueError when ``cursor`` is not from one."""
+        until_s, (delivered, number, is_exact) = now_s() + self._within_s, self._bounds()
+        place: _SearchPosition | None = (first := _begin(cursor, delivered or ZERO))
+        # What moves on meanwhile may be met twice.
+        rows, looked_at = dict[str, dict[str, Any]](), first.looked_at
+        while place is not None:
+            ids, seen, following = self._look(field, value, place, delivered is not None)
+            rows |= {
+                row["message_id"] or row["letter_id"]: row for row in self._told(ids, place.part, delivered or ZERO)
+            }
+            looked_at, place = looked_at + seen, following
+            if len(rows) >= most or looked_at - first.looked_at >= most_looked_at or now_s() > until_s:
+                break
+        told = {"messages": list(rows.values()), "looked_at": looked_at, "of": max(number, looked_at)}
+        return told | {"of_is_exact": is_exact, "cursor": place and str(place)}
+
+    def _bounds(self) -> tuple[bytes | None, int, bool]:
+        """Return the last id that the group was given (None: there is no group), and how many entries there are to look
+        at, with whether that is exact."""
+        seen = stream_sums(self._link, self._scripts, self._keys, _MOST_BEHIND)
+        delivered = seen["delivered"] if seen["has_group"] else None
+        return delivered, seen["pending"] + seen["lag"] + seen["dead_letters"], seen["lag_is_exact"]
+
+    def _look(
+        self, field: str, value: bytes, place: _SearchPosition, has_group: bool
+    ) -> tuple[list[bytes], int, _SearchPosition | None]:
+        keys, last, ids, number, is_all = self._keys, b"", list[bytes](), 0, 1
+        stream, group = (keys.dead if place.part == _DEAD else keys.stream), keys.group * (place.part == _PENDING)
+        if (has_group or not group) and place.last != _HIGHEST:
+            named = field.encode("utf-8", "surrogateescape")
+            args = ("XRANGE", b"(" + place.last, "+", _FIND_AT_ONCE, named, value, "", group, "")
+            number, last, ids, is_all = self._scripts.run("find_entries", (stream,), args)
+        further = place._replace(looked_at=place.looked_at + number)
+        if not is_all:
+            return ids, number, further._replace(last=last)
+        if place.part == _PENDING:
+            return ids, number, further._replace(part=_UNREAD, last=place.since)
+        return ids, number, further._replace(part=_DEAD, last=ZERO) if place.part == _UNREAD else None
+
+    def _told(self, ids: list[bytes], part: str, delivered: bytes) -> list[dict[str, Any]]:
+        keys, named = self._keys, [one.decode() for one in ids]
+        if part == _DEAD:
+            values = self._values(keys.dead, ("usher-ticket", "usher-id", "usher-policy", *self.names), named)
+            halts = {one for one in named if _text(values.get(one), 2) == HALT}
+            return [
+                self._row(TicketState.HALTED if one in halts else DEAD_LETTER, values.get(one), 3)
+                | {"letter_id": one, "message_id": _text(values.get(one), 1)}
+                for one in named
+            ]
+        asked = [("XPENDING", keys.stream, keys.group, one, one, 1) for one in ids]
+        replies = self._link.pipeline(asked)
+        owners = [b"" if isinstance(reply, Exception) or not reply else bytes(reply[0][1]) for reply in replies]
+        found = zip(named, owners, strict=True)
+        kept = {one: owner for one, owner in found if owner or rank(one.encode()) > rank(delivered)}
+        values = self._values(keys.stream, (self._ticket_field, *self.names), list(kept))
+        rows = [
+            self._row(_STATES.get(owner, TicketState.HANDED_OVER), values.get(one), 1)
+            | {"message_id": one, "consumer_name": "" if owner in _STATES else name_of(owner.decode(errors="replace"))}
+            for one, owner in kept.items()
+        ]
+        first = self._first_states({row["ticket_id"] for row in rows if row["ticket_id"]})
+        return [row | {"state": first.get(row["message_id"], row["state"])} for row in rows]
+
+    def _first_states(self, tickets: Collection[str]) -> dict[str, str]:
+        """Return the states of the first messages of these tickets, as their lists and pages say them."""
+        values = self._link.call("HMGET", self._keys.tickets, *tickets) if tickets else []
+        named = zip(tickets, values, strict=True)
+        rows = ticket_rows(self._link, self._keys, [(ticket.encode(), value) for ticket, value in named if value])
+        return {row["message_ids"][0]: row["state"] for row in rows if row.get("message_ids")}
+
+    def _row(self, state: str, values: list[Any] | None, before: int) -> dict[str, Any]:
+        ticket = _text(values, 0)
+        chosen = None if values is None else shown_fields(self.names, values[before:])
+        nothing = {"message_id": None, "letter_id": None, "consumer_name": ""}
+        return {**nothing, "ticket_id": ticket, "state": state, "shown_fields": chosen}
+
+
+def _begin(cursor: str | None, delivered: bytes) -> _SearchPosition:
+    if cursor is None:
+        return _SearchPosition(_PENDING, ZERO, delivered, 0)
+    parts = _CURSOR.fullmatch(cursor)
+    if parts is None or not all(is_id(one) or one.encode() == _HIGHEST for one in parts.group(2, 3)):
+        raise ValueError("not a place in a search")
+    return _SearchPosition(parts[1], parts[2].encode(), parts[3].encode(), int(parts[4]))
+
+
+def _text(values: list[Any] | None, at: int) -> str | None:
+    found = values[at] if values is not None and at < len(values) else None
+    return None if found is None or found[1] > LONGEST_TICKET else found[0].decode(errors="replace")
+
+
+#: Seconds for which findings are shown again: an examination watches clocks for 0.1 s.
+_FOUND_FOR_S = 15.0
+#: Newest declared losses that are shown.
+_LOSSES_SHOWN = 50
+
+
+class SystemDiagnostics:
+    """The doctor and the stream's readers, for the page. ``retention`` and the findings ``of_master``: the master's."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        lease_ms: int,
+        sources: SourceSelection | None = None,
+        retention: Retention | None = None,
+        of_master: tuple[DoctorFinding, ...] = (),
+    ) -> None:
+        self._link, self._keys, self._lease_ms, self._sources = link, keys, lease_ms, sources
+        self._retention, self._of_master = retention or Retention(), of_master
+        #: Returns the document of `usher doctor --json`.
+        self.doctor = Kept(_FOUND_FOR_S, self._examine)
+
+    def _examine(self) -> dict[str, Any]:
+        facts = collect(self._link, self._keys, self._lease_ms, self._sources)
+        findings = [*examine(facts), *self._of_master]
+        return {"asked_ms": wall_ms(), **report(redacted(self._link.url), facts, findings)}
+
+    def streams(self) -> list[dict[str, Any]]:
+        """Return one row for the ticket stream: its readers, what may be cut and why, and whose checkpoints there
+        are."""
+        facts = Trimming(self._link, self._keys).facts()
+        beside = {self._keys.runs: "run log", self._keys.dead: "dead letters"}
+        lengths = [("XLEN", name) for name in (self._keys.stream, *beside)]
+        streamer, length, *entries = self._link.all_of([("GET", LogKeys(self._keys.stream).leader), *lengths])
+        now_ms, memory = look_at_memory(self._link)
+        grows = read_growth(self._link, self._keys.stream, length, facts.span, now_ms, memory)
+        losses = parse_losses(*self._link.pipeline([losses_command(self._keys, _LOSSES_SHOWN)]))
+        seen = self._link.pipeline([("XINFO", "STREAM", name) for name in beside])
+        last = [None if isinstance(one, Exception) else pairs(one)[b"last-generated-id"].decode() for one in seen]
+        others = [
+            {"name": name, "what": what, "entries": count, "last": newest}
+            for (name, what), count, newest in zip(beside.items(), entries, last, strict=True)
+        ]
+        archived_only, wished = self._retention.archived_only, self._retention.wishes(facts, now_ms)
+        decision = decide(facts, archived_only=archived_only, wished=wished)
+        return [
+            retained(self._keys.stream, facts, decision, archived_only)
+            | {
+                "entries": length,
+                "growth": None if grows is None else describe(grows),
+                "days_left": None if grows is None else grows.days_left,
+                "memory": None if memory is None else memory._asdict() | {"share": memory.share},
+                "losses": [told(loss) for loss in losses],
+                "streamer": (streamer or b"").decode(errors="replace").partition(" ")[2] or None,
+                "others": others,
+            }
+        ]
+
+
+def retained(
+    stream: str, facts: RetentionFacts, decision: Cut | Nothing | Refused, archived_only: bool
+) -> dict[str, Any]:
+    """Return, for programs, who reads a stream, and what may be cut of it."""
+    now_ms, span, cut = wall_ms(), facts.span, decision if isinstance(decision, Cut) else None
+    ages_s = {name: round((now_ms - noted_ms) / 1000, 1) for name, _, noted_ms in facts.checkpoints}
+    rows = [
+        one._asdict()
+        | {"keeps_from": one.keeps_from.decode()}
+        | {"noted_s_ago": ages_s[one.name] if one.kind == "checkpoint" else None}
+        for one in readers(facts, archived_only=archived_only)
+    ]
+    return {
+        "stream": stream,
+        "first_id": span.first.decode() if span is not None and span.first else None,
+        "last_id": span.last_generated.decode() if span is not None else None,
+        "readers": rows,
+        "decision": type(decision).__name__.lower(),
+        "floor": cut and cut.floor.decode(),
+        "kept_for": cut and f"{cut.because.kind} {cut.because.name}",
+        "why": decision.why,
+        "problems": list(decision.problems) if isinstance(decision, Refused) else [],
+    }

@@ -75,18 +75,6 @@ class ActionLog:
         except (RedisTrouble, CommandRefused) as trouble:
             event("operator_action_not_recorded", level=WARNING, **what, why=str(trouble))
 
-    def carry_out(self, action: OperatorAction, steps: Iterable[Any]) -> list[Any]:
-        """Return the results of these steps, each with a ``word``. The log has them even when Redis fails in the
-        middle."""
-        results, ended = list[Any](), FAILED
-        try:
-            for one in steps:
-                results.append(one)
-            ended = ""
-        finally:
-            self.note(action, counted(one.word for one in results) + ended)
-        return results
-
     def page(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
         """Return up to ``limit`` lines below id ``before``, newest first, and the id to go on from; None at the end."""
         if before is not None and not rank(before):

@@ -214,12 +214,16 @@ def kind_of(owner: bytes) -> str:
 # -- how often it was tried
 
 
+def last_known(known: Attempts, error: LastError | None) -> tuple[Attempts, LastError | None]:
+    """Return the attempts, which an error may tell, too, and the error of the last start."""
+    error = last_error(known, error)
+    return Attempts(error.starts, error.charged) if known == NEVER and error is not None else known, error
+
+
 def tried(known: Attempts, error: LastError | None) -> dict[str, Any]:
     """Return, for a row, the starts (``attempts``), how many of them are charged of ``max_attempts``, and the last
     error; None for what is not known."""
-    error = last_error(known, error)
-    if known == NEVER and error is not None:
-        known = Attempts(error.starts, error.charged)
+    known, error = last_known(known, error)
     return {
         "attempts": known.starts,
         "charged": known.failures,

@@ -1,44 +1,432 @@
-"""The registry of verbs. A verb is a function of what it acts with and of what was asked, ``(View, Args) -> Outcome``:
-its route below ``/api``, its command, its form, its check of arguments and its entry in the OpenAPI document and the
-reference are made of it.
+"""The registry of verbs, and the documents that routes answer. A verb is a function of what it acts with and of what
+was asked, ``(View, Args) -> Outcome``: its route below ``/api``, its command, its form, its check of arguments and its
+entry in the OpenAPI document and the reference are made of it. A later version may add fields to a document, and
+removes none.
 
 A verb of a shelf (dead letters, delayed messages, tickets) is about many things: a function ``(View, items, Args)``
 that yields what came of each. Choosing by ids or by a filter, preview, confirmation, bulk job, action log and the
 counts of outcomes are those of every shelf.
+
+A bulk job is a verb about all items that a filter fits. A dry run counts them; the job goes page by page, and can be
+stopped at any time. What came after the dry run is not touched: letters by their ids, tickets by those of their first
+messages. What was done stays done when this master ends in between; the rest can be asked for again. When a reply is
+lost, or Redis refuses, the items are read again from the first one: letters that were changed are gone, and their
+outcome is not counted; a rule that was set then is replaced by itself.
 """
 
 from __future__ import annotations
 
 import inspect
+import secrets
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import thread_time
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from typing_extensions import TypedDict
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.errors import MessageUndecodable, UsherError
+from usher.common.base.log import event
 from usher.common.base.text import pluralize, span
 from usher.common.http.fields import OneLine, StreamId, TicketId
 from usher.common.protocol.last_error import error_name
 from usher.common.protocol.message import LONGEST_TICKET, check_ticket, ticket_value
 from usher.common.protocol.registration import NAME
 from usher.common.protocol.stream_id import is_id, rank
+from usher.common.runtime.service import Service
 from usher.common.sending.producer import LATEST_MS
 from usher.master.insight.formatting import moment
-from usher.master.operations.action_log import OperatorAction, StepResult, counted
-from usher.master.operations.dead_letters import AT_ONCE
-from usher.master.operations.delayed_messages import DROP, MOVE, SEND_NOW, check_due, chosen_delayed
+from usher.master.operations.action_log import FAILED, OperatorAction, StepResult, counted
 from usher.master.operations.live_rules import RuleSetChange, TooManyRules
+from usher.master.operations.shelves import AT_ONCE, DROP, MOVE, SEND_NOW, check_due, chosen_delayed
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target, rule_id
 from usher.master.policy.states import LISTED
 from usher.master.policy.ticket_filter import TicketFilter, parse_states
 from usher.master.policy.ticket_orders import TicketOrder
-from usher.master.verbs.documents import ConsumerRuleChange, ItemOutcome, OrderAnswer, Outcomes, RuleChange
 from usher.master.verbs.view import View
+
+
+class Registered(TypedDict):
+    """A generation and its lease."""
+
+    incarnation: str
+    generation: int
+    lease_ms: int
+    left_ms: int
+    ticket_window: int
+    leader_url: str | None
+
+
+class Deregistered(TypedDict):
+    incarnation: str
+
+
+class Reported(TypedDict):
+    """An answer to a report: ``ok``, ``gone`` or ``stale`` for each message of each item, in its order."""
+
+    results: list[list[str]]
+
+
+class ConsumerRow(TypedDict):
+    """A consumer. ``state``: live, starting, paused, draining, revoked or lost. ``silent``: it does not answer the
+    leader over HTTP. ``ticket_ids``: those that it has in processing, as far as there was time to look.
+    ``started_ms``: when it was registered. A name of which only pending entries are left has less."""
+
+    name: str
+    incarnation: str
+    state: str
+    lease_ms: int
+    pending: int
+    ticket_ids: list[str]
+    slots: NotRequired[int]
+    capacity: NotRequired[int]
+    health_url: NotRequired[str]
+    started_ms: NotRequired[int]
+    silent: NotRequired[bool]
+
+
+class Consumers(TypedDict):
+    consumers: list[ConsumerRow]
+
+
+class ProcessRow(TypedDict):
+    """A consumer's process, as it says itself. ``code``: changes with the handler's. ``running``: the messages whose
+    handlers run, the longest first, 200 at most of ``runs``; ``stack``: where the first 20 of them stand."""
+
+    incarnation: str
+    host: str
+    pid: int
+    version: str
+    handler: str
+    code: str
+    memory_bytes: int | None
+    running: list[dict[str, Any]]
+    runs: int
+
+
+class ConsumerDetails(ConsumerRow):
+    """``process``: null when it did not say."""
+
+    process: ProcessRow | None
+
+
+class ConsumerShown(TypedDict):
+    """A consumer, and former incarnations of it that still hold entries."""
+
+    consumers: list[ConsumerDetails]
+
+
+class LetterRow(TypedDict):
+    """A dead letter without its traceback and its message's fields (``fields`` is their number). ``at``: file and line
+    of the error, in the handler's own code; ``handler``: MODULE:FUNCTION. ``error``: its text, of which viewers see
+    the type only. ``shown_fields``: see TicketRow."""
+
+    id: str
+    message_id: str
+    ticket_id: str
+    reason: str
+    error: str
+    error_type: str
+    at: str
+    handler: str
+    attempts: int
+    owner: str
+    first_ms: int
+    last_ms: int
+    written_ms: int
+    policy: str
+    fence: int
+    fields: int
+    cut: bool
+    shown_fields: NotRequired[dict[str, str | None] | None]
+
+
+class ErrorRow(TypedDict):
+    """The last error of a message. ``told``: its type, and its place in the handler's own code (``at``); ``error``: its
+    text, for operators. ``starts`` and ``charged``: the attempts by then; ``at_ms``: when it was; ``since_ms``: the
+    first failure. ``alike``: so many tickets failed alike since then, and wait, uncharged; 0: not so."""
+
+    error: str
+    error_type: str
+    at: str
+    told: str
+    starts: int
+    charged: int
+    most: int
+    at_ms: int
+    alike: int
+    since_ms: int
+
+
+class TicketRow(TypedDict):
+    """A ticket. ``state``: processing, retrying (its first message has failed before), recovering (its owner is lost),
+    returned, put_off (given back until ``due_ms``), paused (given back, and a rule holds it: ``why``), halted,
+    waiting or unreadable. ``dead_letter``: the one that a halted ticket waits for, if half a second finds it.
+    ``attempts``: the starts of its first message, of which ``charged`` count against ``max_attempts``; ``last_error``:
+    null if none is known. ``shown_fields``: for operators, the fields of its first message that USHER_SHOWN_FIELDS
+    names, null for one that it lacks; null instead of them all if there was no time to read them. ``parked``: of one
+    that is asked for by its id, how many the leader holds back; null where that is unknown."""
+
+    ticket_id: str
+    state: str
+    fence: NotRequired[int]
+    due_ms: NotRequired[int]
+    message_ids: NotRequired[list[str]]
+    consumer_name: NotRequired[str]
+    owner: NotRequired[str]
+    why: NotRequired[str]
+    dead_letter: NotRequired[LetterRow]
+    attempts: NotRequired[int]
+    charged: NotRequired[int]
+    max_attempts: NotRequired[int | None]
+    last_error: NotRequired[ErrorRow | None]
+    shown_fields: NotRequired[dict[str, str | None] | None]
+    parked: NotRequired[int | None]
+
+
+class Tickets(TypedDict):
+    tickets: list[TicketRow]
+    cursor: str | None
+
+
+class FoundRow(TypedDict):
+    """A message that was found. ``state``: handed_over, waiting, halted, unread or dead_letter; ``letter_id``: of a
+    dead letter. ``ticket_id`` and ``message_id`` are null where they are missing or no ids."""
+
+    message_id: str | None
+    ticket_id: str | None
+    letter_id: str | None
+    state: str
+    consumer_name: str
+    shown_fields: dict[str, str | None] | None
+
+
+class Found(TypedDict):
+    """An answer of a search. ``looked_at``: so many entries ``of`` those that are unfinished or dead, or more unless
+    ``of_is_exact``. ``cursor``: where the search goes on; null at the end."""
+
+    messages: list[FoundRow]
+    looked_at: int
+    of: int
+    of_is_exact: bool
+    cursor: str | None
+
+
+class Audit(TypedDict):
+    """The last audit. ``audit``: see ``usher.master.audit.job.summary``."""
+
+    audit: dict[str, Any] | None
+
+
+class Sources(TypedDict):
+    """The gathered sources. ``sources``: see ``usher.common.doctor.collector``."""
+
+    sources: dict[str, Any] | None
+
+
+class Lag(TypedDict):
+    """Numbers for autoscalers. ``lag``: messages not read yet, in the sources too where several are gathered.
+    ``unfinished``: lag and pending. ``takeable``: what another consumer could take now, so not what runs, or waits for
+    anything but room. ``consumers``, ``slots``: of live consumers."""
+
+    lag: int
+    lag_is_exact: bool
+    pending: int
+    unfinished: int
+    takeable: int
+    oldest_seconds: float
+    consumers: int
+    slots: int
+    time_ms: int
+
+
+class Letters(TypedDict):
+    """A page of dead letters. ``cursor``: where the next page begins; null at the end."""
+
+    dead_letters: list[LetterRow]
+    cursor: str | None
+
+
+class WholeLetter(LetterRow):
+    """A whole dead letter. ``traceback``: empty for viewers; ``message_fields``: pairs of name and value; null for
+    viewers, who may not see the contents of messages."""
+
+    traceback: str
+    message_fields: list[list[str]] | None
+
+
+class ItemOutcome(TypedDict):
+    """Result for an item. Of a letter: resumed, added (``message_id`` is the message made from it), released,
+    dropped; or gone, cut, held. Of a delayed message: moved (also of what is to be sent now), dropped; or gone (sent or
+    dropped before), held (no leader has put it in order yet), unknown (no delayed message has had this id). After the
+    last three of each nothing was done."""
+
+    id: str
+    outcome: str
+    message_id: NotRequired[str]
+
+
+class Outcomes(TypedDict):
+    """``cursor``: where the letters go on that a filter fits; ``other_groups``: those of the stream that handle what
+    was added too."""
+
+    results: list[ItemOutcome]
+    cursor: str | None
+    other_groups: list[str]
+
+
+class ExecutionRow(TypedDict):
+    """An execution that ended. ``ended_ms`` and ``took_ms`` are null where it ended with its process. ``into``: the
+    message whose run absorbed this one; ``interrupted``: somebody interrupted it."""
+
+    ticket_id: str
+    began_ms: int
+    ended_ms: int | None
+    took_ms: float | None
+    outcome: str
+    attempt: int
+    fence: int
+    owner: str
+    into: NotRequired[str]
+    interrupted: NotRequired[bool]
+
+
+class MessageShown(TypedDict):
+    """A message. ``state``: delayed, dead_letter, over (neither pending nor in a dead letter), gone
+    (not pending, and the stream does not have it any more), or that of an unfinished message (``entry``, as the
+    ticket's explanation has it if it is among the first ones; ``sentences``: what it waits for, if it is the
+    first). ``bytes`` and ``field_count`` are null where the stream does not have it; ``fields`` (pairs, long
+    values cut) then too, and for viewers. ``executions``: oldest first, ``cursor``: where the search in the run
+    log goes on; ``executions_are_cut``: the log may have had earlier ones. ``due_ms``: when it was to be
+    sent, of one sent for later. ``again``: its redrives and replays, among the newest messages unless
+    ``again_is_all``."""
+
+    message_id: str
+    ticket_id: str | None
+    state: str
+    sent_ms: int
+    due_ms: int | None
+    bytes: int | None
+    field_count: int | None
+    fields: list[list[str]] | None
+    entry: dict[str, Any] | None
+    sentences: list[str]
+    delayed: DelayedMessage | None
+    dead_letter: LetterRow | None
+    attempts: int
+    charged: int
+    last_error: ErrorRow | None
+    traceback: str
+    executions: list[ExecutionRow]
+    cursor: str | None
+    run_log_begins_ms: int | None
+    executions_are_cut: bool
+    replay_of: str | None
+    redriven_from: str | None
+    again: list[str]
+    again_is_all: bool
+
+
+class Explanation(TypedDict):
+    """A ticket's explanation. See ``usher.master.policy.explain.explain`` for all of it."""
+
+    ticket_id: str
+    state: str
+    summary: str
+    sentences: list[str]
+    waits_for: Any
+    until_ms: int | None
+    entries: list[dict[str, Any]]
+    attempts: int
+    charged: int
+    max_attempts: int | None
+    last_error: ErrorRow | None
+    traceback: str
+
+
+class Rules(TypedDict):
+    rules: list[Rule]
+    version: int
+
+
+class RuleChange(TypedDict):
+    """A change of the rules. ``outcome``: set, replaced or lifted. From now on nothing is handed over by the former
+    rules; ``handed_over`` messages had been before."""
+
+    outcome: str
+    version: int
+    rule: Rule | None
+    former: Rule | None
+    handed_over: int
+    handed_over_is_exact: bool
+    note: str
+
+
+class ConsumerRuleChange(RuleChange):
+    name: str
+
+
+class OrderAnswer(TypedDict):
+    """Result of an order. ``outcome``: planned (a preview), asked (``consumer`` was told), or done. ``sent``: the
+    message that was sent first."""
+
+    ticket_id: str
+    order: str
+    outcome: str
+    note: str
+    message_id: str | None
+    consumer: str | None
+    sent: NotRequired[str]
+
+
+class ActionRow(TypedDict):
+    """An operator's action. ``via``: http or cli."""
+
+    id: str
+    time_ms: int
+    who: str
+    via: str
+    what: str
+    on: str
+    why: str
+    outcome: str
+    version: NotRequired[int]
+
+
+class Actions(TypedDict):
+    actions: list[ActionRow]
+    cursor: str | None
+
+
+class DelayedMessage(TypedDict):
+    """A delayed message. ``due_ms``: when it is sent, by Redis' clock. ``fields``: the beginning of the first of its
+    ``field_count`` fields, without ``due_ms``, ``stream`` and the ticket; null for viewers, who may not see the
+    contents of messages."""
+
+    id: str
+    due_ms: int
+    ticket_id: str
+    stream: str
+    bytes: int
+    field_count: int
+    fields: list[list[str]] | None
+
+
+class DelayedList(TypedDict):
+    """A page of delayed messages. ``cursor``: where the next page begins; null at the end. ``waiting``: all that wait,
+    of which ``unsorted`` are in no list yet: no leader has put them in order. ``time_ms``: the time of Redis."""
+
+    delayed: list[DelayedMessage]
+    cursor: str | None
+    waiting: int
+    unsorted: int
+    time_ms: int
+
 
 #: An outcome after which there is room for none of the other items either.
 NO_ROOM = "no_room"
@@ -236,7 +624,7 @@ class Verb:
             return outcome
         items, cursor = self.shelf.chosen(view, args)
         others = self.shelf.others(view, self.word)  # before: an error here must not hide what was done
-        results = self.act(view, args, items)
+        results = list(BulkJob(self, self.shelf, view, args, None, "", b"", len(items)).carry_out([items]))
         words = [one.word for one in results]
         others = others if "added" in words else []
         document = {"results": [shown(one) for one in results], "cursor": cursor, "other_groups": others}
@@ -250,14 +638,6 @@ class Verb:
         left = Counter(word for word in words if word not in self.shelf.good)
         told = [f"{pluralize(done, noun)} {self.did.format(when=moment(getattr(args, 'due_ms', 0)) + ' UTC')}"]
         return "; ".join(told + [f"{number:,} {self.shelf.means[word]}" for word, number in left.items()])
-
-    def act(self, view: View, args: Any, items: Sequence[Any]) -> list[Any]:
-        assert self.shelf is not None
-        steps = self.run(view, items, args)
-        if not self.noted:
-            return list(steps)
-        action = OperatorAction(view.by, self.noted, self.shelf.on([item.id for item in items], args))
-        return view.action_log.carry_out(action, steps)
 
 
 def verb(
@@ -582,7 +962,7 @@ _ORDERS = {
 def _add_order(order: TicketOrder, told: str) -> None:
     def give(view: View, items: Sequence[Any], args: Args) -> Iterator[StepResult]:
         for item in items:
-            result = view.orders.give(order, item.id.decode("utf-8", "surrogateescape"), view.by, item.head)
+            result = view.give(order, item.id.decode("utf-8", "surrogateescape"), item.head)
             yield StepResult(item.id, result.outcome, note=result.note)
 
     give.__doc__, word = told, order.value.replace("_", "-")
@@ -628,10 +1008,10 @@ def order(view: View, args: NewOrder) -> Outcome:
     letter, in order), cancel (its run is ended), interrupt (its run is told) or clear (what waits behind it becomes
     dead letters). With preview nothing happens."""
     about = (TicketOrder(args.order), args.ticket_id)
-    sent = view.orders.producer.send(args.ticket_id, args.fields) if args.fields and not args.preview else ""
-    result = view.orders.preview(*about) if args.preview else view.orders.give(*about, view.by, grace_s=args.grace_s)
+    sent = view.producer.send(args.ticket_id, args.fields) if args.fields and not args.preview else ""
+    result = view.preview(*about) if args.preview else view.give(*about, grace_s=args.grace_s)
     refused, told = result.outcome == "refused", f"{result.outcome}: {result.note}"
-    document = result.shown() | ({"sent": sent} if sent else {})
+    document = result._asdict() | ({"sent": sent} if sent else {})
     told = f"sent {sent}; {told}" if sent else told
     return Outcome(document, told, 409 if refused else 200, "order_refused" * refused)
 
@@ -726,3 +1106,163 @@ def resume_consumer(view: View, args: Args, name: str) -> Outcome:
     """Resume a consumer that an operator has drained. One that shuts down goes on with that."""
     nobody = "no consumer of that name was drained by an operator"
     return _changed(view.rules.resume(name, view.by), "not_drained", nobody, name, f"{name} gets work again")
+
+
+#: Most jobs that are remembered, and most items that are named because nothing was done for them.
+_REMEMBERED, _NAMED = 20, 200
+_IDLE_S = 5.0
+RUNNING, DONE, STOPPED = "running", "done", "stopped"
+
+
+@dataclass
+class BulkJob:
+    """A bulk job, of the service or of a command. Written by its thread, read by pages; ``told`` is the filter in
+    words, ``count`` how many a dry run has found. ``touched``: items that are done, of which a ticket may come
+    again."""
+
+    verb: Verb
+    shelf: Shelf
+    view: View
+    args: Args
+    wanted: Any
+    told: str
+    until: bytes
+    count: int
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    state: str = RUNNING
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    created_ms: int = field(default_factory=wall_ms)
+    touched: dict[bytes, None] = field(default_factory=dict)
+    pages: Iterator[Sequence[Any]] | None = None
+    failed_turns: int = 0
+
+    @property
+    def done(self) -> int:
+        return self.outcomes.total()
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (DONE, STOPPED)
+
+    @property
+    def what(self) -> str:
+        return self.verb.noted or self.verb.word.replace("-", "_")
+
+    @property
+    def sentence(self) -> str:
+        return self.verb.sentence(self.args, list(self.outcomes.elements()))
+
+    def carry_out(self, pages: Iterable[Sequence[Any]], run: Callable[..., Any] | None = None) -> Iterator[Any]:
+        """Do it to all of these, yield what came of each, and note what was done, also when Redis fails in the
+        middle."""
+        ended, chosen = FAILED, list[bytes]()
+        try:
+            for page in pages:
+                chosen += [item.id for item in page]
+                yield from self.take(page, run)
+                if self.is_over:
+                    break
+            ended = ""
+        except (KeyboardInterrupt, GeneratorExit, Unfit):
+            ended = ""
+            raise
+        finally:
+            if self.verb.noted and (self.outcomes or ended):
+                on = self.shelf.on([one for one in chosen if one in self.touched], self.args)
+                action = OperatorAction(self.view.by, self.verb.noted, ": ".join(filter(None, (on, self.told))))
+                self.view.action_log.note(action, counted(self.outcomes.elements()) + ended)
+
+    def take(self, page: Sequence[Any], run: Callable[..., Any] | None = None) -> Iterator[Any]:
+        """Do it to the items of a page, in batches, until it is stopped. ``run``: does it in place of the verb's
+        function."""
+        items = [item for item in {item.id: item for item in page}.values() if item.id not in self.touched]
+        for at in range(0, len(items), self.shelf.at_once):
+            for result in (run or self.verb.run)(self.view, items[at : at + self.shelf.at_once], self.args):
+                self.touched[result.id] = None
+                self.outcomes[result.word] += 1
+                if result.word not in self.shelf.good and len(self.failures) < _NAMED:
+                    why = result.note or result.word
+                    self.failures.append((result.id.decode(errors="replace"), why))
+                if result.word == NO_ROOM:
+                    self.state = STOPPED
+                yield result
+                if self.state != RUNNING:
+                    return
+
+    def note(self, outcome: str, what: str = "") -> None:
+        action = OperatorAction(self.view.by, what or self.what, f"{self.shelf.noun}s: {self.told}")
+        self.view.action_log.note(action, outcome)
+
+
+class BulkJobs(Service):
+    """Service that runs the jobs of one master, one page at a time, oldest first; but a job that fails lets the others
+    pass."""
+
+    name = "bulk"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jobs: list[BulkJob] = []
+        self._lock = threading.Lock()
+
+    # -- from other threads
+
+    @property
+    def jobs(self) -> list[BulkJob]:
+        with self._lock:
+            return list(reversed(self._jobs))
+
+    def job(self, job_id: str) -> BulkJob | None:
+        return next((one for one in self.jobs if one.id == job_id), None)
+
+    def begin(self, verb: Verb, view: View, args: Args, wanted: Any, told: str, until: bytes, count: int) -> BulkJob:
+        assert verb.shelf is not None
+        job = BulkJob(verb, verb.shelf, view, args, wanted, told, until, count)
+        with self._lock:
+            forgotten = next((one for one in self._jobs if one.is_over), None)
+            if len(self._jobs) >= _REMEMBERED and forgotten is not None:
+                self._jobs.remove(forgotten)
+            self._jobs.append(job)
+        job.note("begun")
+        event("bulk_started", what=verb.name, count=count, filter=told, by=view.by.who, why=view.by.why)
+        self.wake()
+        return job
+
+    def stop_job(self, job: BulkJob) -> None:
+        with self._lock:
+            if not job.is_over:
+                job.state = STOPPED
+
+    # -- the turn
+
+    def run_once(self) -> float:
+        waiting = [one for one in reversed(self.jobs) if one.state == RUNNING]
+        job = min(waiting, key=lambda one: one.failed_turns, default=None)
+        if job is None:
+            return _IDLE_S
+        try:
+            job.pages = job.pages or job.shelf.pages(job.view, job.wanted, job.until)
+            page = next(job.pages, None)
+            if page is not None:
+                for _ in job.take(page):
+                    self.made_progress()
+                if NO_ROOM in job.outcomes:
+                    self._note(job)
+            elif self._ends(job):
+                self._note(job)
+        except Exception:
+            job.pages = None
+            job.failed_turns += 1
+            raise
+        return 0.0
+
+    def _ends(self, job: BulkJob) -> bool:
+        with self._lock:  # it may be stopped at this moment
+            was_running, job.state = job.state == RUNNING, DONE if job.state == RUNNING else job.state
+        return was_running
+
+    def _note(self, job: BulkJob) -> None:
+        job.note(counted(job.outcomes.elements()))
+        by, outcomes = job.view.by, dict(job.outcomes)
+        event("bulk_finished", what=job.verb.name, outcomes=outcomes, filter=job.told, by=by.who, why=by.why)

@@ -1,22 +1,33 @@
-"""The routes for consumers, and those that show consumers and tickets. Each reads strictly, asks once, and answers;
-``usher.common.http.app`` shapes errors."""
+"""The routes below ``/api``, of consumers and of operators; ``usher.common.http.app`` shapes errors. Any master
+answers, leader or standby, from Redis; ``Desk`` and ``Parts`` are the running master, as routes and pages see it: safe
+for many threads, and all of it may raise RedisTrouble (503).
+
+Viewers see of errors their types and places in the code, operators their texts and tracebacks too, which may hold what
+messages say; what messages say is for operators alone. After a change of the rules is answered, nothing is handed over
+by the former ones; ``handed_over`` messages had been before, and run to their end.
+"""
 
 from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
 
 from flask import Blueprint, Response, g, request
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 from typing_extensions import TypedDict
 
+from usher.common.base.clock import now_s
+from usher.common.base.errors import UsherError
 from usher.common.base.log import WARNING, event
 from usher.common.http.app import Problem, answer, parse_json, read_body, read_json, read_query, unprocessable
 from usher.common.http.auth import caller, must_be_for
 from usher.common.http.credentials import Role
-from usher.common.http.fields import Fitting, PageLimit, TicketId
+from usher.common.http.fields import Fitting, PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
+from usher.common.protocol.message import LONGEST_NAME, check_field_name
 from usher.common.protocol.registration import (
     MOST_SLOTS,
     NAME,
@@ -27,22 +38,193 @@ from usher.common.protocol.registration import (
     name_of,
 )
 from usher.common.protocol.stream_id import is_id
+from usher.common.protocol.ticket_states import TicketState
+from usher.common.runtime.service import Health, Service, judge
 from usher.common.runtime.settings import checked_by
+from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
-from usher.master.insight.ticket_feed import parse_position
-from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
-from usher.master.messages.fields import MessageFields
-from usher.master.verbs.documents import (
-    Audit,
-    Consumers,
-    Deregistered,
-    Registered,
-    Reported,
-    Sources,
-    TicketRow,
-    Tickets,
+from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
+from usher.master.insight.status import (
+    LONGEST_VALUE,
+    ROWS,
+    MessageFields,
+    StatusReader,
+    SystemDiagnostics,
 )
-from usher.master.web.parts import Desk, seen, with_fields
+from usher.master.leader.elector import Lead
+from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
+from usher.master.membership.registry import Membership, RegistrationResult
+from usher.master.operations.action_log import By
+from usher.master.operations.live_rules import TooManyRules
+from usher.master.operations.shelves import DelayedRow
+from usher.master.verbs import verbs
+from usher.master.verbs.verbs import (
+    VERBS,
+    Args,
+    BulkJobs,
+    DelayedAsk,
+    LetterAsk,
+    NewOrder,
+    OrderArgs,
+    Outcome,
+    Unfit,
+    Verb,
+)
+from usher.master.verbs.view import View
+
+#: Seconds that a report waits for the dispatcher's next turn; then it is answered "not leader" and comes again.
+_ANSWER_S = 2.0
+#: The most unread reports for which a sender that wants no answers is let go at once.
+_MOST_UNREAD = 16
+
+
+class NotLeader(UsherError):
+    """This master is a standby. ``leader_url`` is None when there is no leader at the moment."""
+
+    def __init__(self, leader_url: str | None) -> None:
+        self.leader_url = leader_url
+        super().__init__()
+
+
+class IncarnationFenced(UsherError):
+    """The leader does not know this incarnation: it must stop, and register as a new one."""
+
+
+class Desk:
+    """The master's side of what consumers ask. ``ticket_window``: most messages of one ticket that are handed over at a
+    time. ``look_now``: makes the leader look at the registry at once."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        status: StatusReader,
+        dispatcher: Dispatcher,
+        lead: Lead,
+        services: Sequence[Service],
+        ticket_window: int,
+        look_now: Callable[[], None],
+        feed: TicketFeed,
+    ) -> None:
+        self._membership, self.status, self._dispatcher, self._lead = membership, status, dispatcher, lead
+        self._services, self.ticket_window, self._look_now, self.feed = services, ticket_window, look_now, feed
+        self.beside: Callable[[], Health] = lambda: Health(())  # of what else is in this process
+
+    def register(self, asked: Registration) -> RegistrationResult:
+        """Raises NameInUse, RegistrationOver."""
+        registered = self._membership.register(asked)
+        self._look_now()
+        return registered
+
+    def deregister(self, incarnation: str) -> bool:
+        """Take a consumer's goodbye; False: the incarnation is unknown. Redis knows whether it has left; this only
+        makes the leader look at once."""
+        if not self._dispatcher.leads:
+            raise NotLeader(self.leader_url)
+        known = incarnation in self._dispatcher.board.consumers
+        self._look_now()
+        return known
+
+    def acknowledge(self, report: Report) -> list[list[str]]:
+        """Pass a report to the dispatcher; return ``ok``, ``gone`` or ``stale`` for each id of each item, if answers
+        are wanted. Raises NotLeader, IncarnationFenced.
+
+        A caller that wants no answers does not wait as long as the dispatcher keeps up and knows the incarnation: a
+        report is a hint, and losing one in a change of leader costs only speed."""
+        known = not report.wants_answers and report.incarnation in self._dispatcher.board.consumers
+        if not self._dispatcher.leads:
+            raise NotLeader(self.leader_url)
+        if self._dispatcher.post(report) < _MOST_UNREAD and known:
+            return []
+        report.answered.wait(_ANSWER_S)
+        if report.answers is None:
+            raise NotLeader(self.leader_url)
+        if report.fenced:
+            raise IncarnationFenced
+        return report.answers
+
+    def window(self, incarnation: str) -> int | None:
+        """Return how many messages the leader gives this incarnation at a time, at the moment; None: not known."""
+        return self._dispatcher.window(incarnation)
+
+    def ticket(self, ticket_id: str) -> dict[str, Any] | None:
+        """Return the ticket from the index; on the leader also what it has parked of the ticket, where memory has all
+        of it. None: it is not in processing."""
+        found = self.status.ticket(ticket_id)
+        known = self._dispatcher.parked_of(ticket_id.encode())
+        if found is None and (known is None or not known.messages):
+            return None
+        parked = known.messages if known is not None and known.is_exact else None
+        return (found or {"ticket_id": ticket_id, "state": TicketState.WAITING, "message_ids": []}) | {"parked": parked}
+
+    def health(self) -> Health:
+        own, other = judge(self._services, now_s()), self.beside()
+        return Health((*own.reasons, *other.reasons), other.warnings)
+
+    @property
+    def leader_url(self) -> str | None:
+        return self._lead.leader_url
+
+    def leading(self) -> dict[str, Any]:
+        """From memory, so that health answers when Redis does not."""
+        role = "leader" if self._dispatcher.leads else "standby"
+        return {"role": role, "leader": role == "leader", "leader_url": self.leader_url, "epoch": self._lead.epoch}
+
+
+class Parts(View):
+    """What operators look at and act with. ``ask_process``: asks the consumer with a health URL what it runs."""
+
+    def __init__(
+        self,
+        *of_view: Any,
+        overview: LiveOverview,
+        diagnostics: SystemDiagnostics,
+        ask_process: Callable[[str], dict[str, Any] | None] = lambda health_url: None,
+    ) -> None:
+        super().__init__(*of_view)
+        self.overview, self.diagnostics, self.ask_process = overview, diagnostics, ask_process
+        overview.on_rest = self.status.forget
+        self.bulk = BulkJobs()
+
+
+# -- what a caller may see
+
+Rows = list[dict[str, Any]]
+#: What stands beside the text of an error, of which each has at least one: a start's, a letter's, a followed letter's.
+_OF_ERRORS = frozenset(("error_type", "traceback", "owner"))
+
+
+def sees_texts() -> bool:
+    """Return whether the caller of the current request may see the texts of errors, or search in them."""
+    return bool(g.role.may(Role.OPERATOR))
+
+
+def seen(document: Any) -> Any:
+    return document if sees_texts() else without_texts(document)
+
+
+def with_fields(add: Callable[[Rows], Rows], rows: Rows) -> Rows:
+    """Return rows with fields of their messages, ``add``ed for who may see what messages say."""
+    return add(rows) if sees_texts() else rows
+
+
+def without_texts(document: Any) -> Any:
+    """Return a document without the texts of errors, wherever they are in it.
+
+    >>> without_texts({"letter": {"error": "KeyError: 'bob'", "error_type": "KeyError", "traceback": "..."}})
+    {'letter': {'error': 'KeyError', 'error_type': 'KeyError', 'traceback': ''}}
+    >>> without_texts({"error": "KeyError in shop.py:4", "tickets": 40})
+    {'error': 'KeyError in shop.py:4', 'tickets': 40}
+    """
+    if isinstance(document, (list, tuple)):
+        return [without_texts(part) for part in document]
+    if not isinstance(document, dict):
+        return document
+    if not _OF_ERRORS & document.keys():  # a filter, or the name of what failed
+        return {name: without_texts(part) for name, part in document.items()}
+    kept = {name: without_texts(part) for name, part in document.items()}
+    hidden = {"error": kept.get("error_type", ""), "traceback": ""}
+    return kept | {name: text for name, text in hidden.items() if name in kept}
+
 
 #: The most bytes of a body. 64 KiB would not hold 500 messages of 500 tickets with ids of 256 bytes; this holds 1000.
 REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
@@ -170,7 +352,7 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
     @api.post("/consumers/register")
     @tells(
         "Register a start of a consumer: 201 new, 200 the same start again.",
-        {201: Registered, 200: Registered},
+        {201: verbs.Registered, 200: verbs.Registered},
         body=_Registration,
         role=Role.CONSUMER,
         problems={
@@ -190,7 +372,7 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
     @api.post("/consumers/deregister")
     @tells(
         "Report that an incarnation has left.",
-        {200: Deregistered},
+        {200: verbs.Deregistered},
         body=_Deregistration,
         role=Role.CONSUMER,
         problems={404: "unknown_incarnation"},
@@ -205,7 +387,7 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
     @api.post("/messages/acknowledge")
     @tells(
         "Report messages that are acknowledged in Redis, so that the leader frees their tickets at once.",
-        {200: Reported, 204: None},
+        {200: verbs.Reported, 204: None},
         body=ReportBody,
         headers={"Prefer": "return=minimal (RFC 7240): no answers; 204, perhaps before the tickets are freed."},
         role=Role.CONSUMER,
@@ -233,17 +415,17 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
         return rows if fields is None else with_fields(fields.add_to_tickets, rows)
 
     @api.get("/consumers")
-    @tells("All registered consumers.", {200: Consumers})
+    @tells("All registered consumers.", {200: verbs.Consumers})
     def consumers() -> Response:
         return answer({"consumers": desk.status.consumers()})
 
     @api.get("/sources")
-    @tells("The progress of gathering several ticket streams; null when there is one.", {200: Sources})
+    @tells("The progress of gathering several ticket streams; null when there is one.", {200: verbs.Sources})
     def sources() -> Response:
         return answer({"sources": desk.status.sources()})
 
     @api.get("/tickets")
-    @tells("A page of tickets in processing, or one by its id.", {200: Tickets}, query=_TicketsQuery)
+    @tells("A page of tickets in processing, or one by its id.", {200: verbs.Tickets}, query=_TicketsQuery)
     def tickets() -> Response:
         asked = read_query(_TicketsQuery)
         if asked.id is not None:
@@ -253,7 +435,7 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
         return answer(seen(page | {"tickets": told(page["tickets"])}))
 
     @api.get("/tickets/<rest:ticket_id>")
-    @tells("One ticket in processing.", {200: TicketRow}, problems=TICKET_PROBLEMS)
+    @tells("One ticket in processing.", {200: verbs.TicketRow}, problems=TICKET_PROBLEMS)
     def ticket(ticket_id: str) -> Response:
         found = desk.ticket(read_ticket_id())
         if found is None:
@@ -261,7 +443,7 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
         return answer(seen(told([found])[0]))
 
     @api.get("/audit")
-    @tells("The result of the last audit; null when there was none.", {200: Audit})
+    @tells("The result of the last audit; null when there was none.", {200: verbs.Audit})
     def audit() -> Response:
         return answer({"audit": desk.status.proofs()["audit"]})
 
@@ -383,3 +565,293 @@ def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:
     if not _fits(ticket_id):
         raise _unfit("ticket_id", f"must be text of 1 to {_LONGEST_TICKET_ID} bytes")
     return ticket_id
+
+
+#: The most bytes of a body: 500 ids of letters fit.
+BODY = 32 * 1024
+_ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
+#: Seconds that the search for the delayed messages of one ticket may take.
+_FIND_S = 0.5
+_EXPLAIN = b"/explain"
+#: Of an execution, what belongs to the message that is asked for.
+_OF_EXECUTIONS = tuple(verbs.ExecutionRow.__annotations__)
+
+
+class _Query(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cursor: StreamId | None = None
+
+
+class _Page(_Query):
+    limit: PageLimit = _ON_A_PAGE
+
+
+class LetterQuery(LetterAsk):
+    """The query of a list, in which every value is text."""
+
+    model_config = ConfigDict(strict=False, frozen=True, extra="forbid")
+
+    cursor: StreamId | None = None
+    limit: PageLimit = _ON_A_PAGE
+
+
+class _DelayedQuery(DelayedAsk):
+    model_config = ConfigDict(strict=False, frozen=True, extra="forbid")
+
+    cursor: Annotated[str, Field(max_length=80)] | None = None
+    limit: PageLimit = _ON_A_PAGE
+
+
+class _FindQuery(BaseModel):
+    """A field and its value; the value may have any bytes, percent-encoded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    field: str = Field(min_length=1, max_length=LONGEST_NAME)
+    value: str = Field(max_length=LONGEST_VALUE)
+    cursor: str | None = Field(None, max_length=120)
+    limit: PageLimit = ROWS
+
+
+def operator_routes(parts: Parts) -> Blueprint:
+    api = Blueprint("operators", __name__, url_prefix="/api")
+    _add_shelves(api, parts)
+    _add_messages(api, parts)
+
+    @api.get("/tickets/<rest:ticket_id>/explain")
+    @tells(
+        "The reason why a ticket waits, and until when.",
+        {200: verbs.Explanation},
+        problems={422: "ticket ids have 1 to 256 bytes"},
+    )
+    def explain(ticket_id: str) -> Response:
+        return answer(seen(parts.explain(read_ticket_id(_EXPLAIN))))
+
+    @api.get("/explain")
+    @tells(
+        "The explanation of a ticket of any id: in a path, some ids may be taken for something else.",
+        {200: verbs.Explanation},
+        query=TicketQuery,
+    )
+    def explain_by_query() -> Response:
+        return answer(seen(parts.explain(read_query(TicketQuery).id)))
+
+    @api.get("/rules")
+    @tells("The live rules.", {200: verbs.Rules})
+    def rules() -> Response:
+        book = parts.rules.read()
+        return answer({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
+
+    @api.get("/actions")
+    @tells("Actions of operators, newest first.", {200: verbs.Actions}, query=_Page)
+    def actions() -> Response:
+        asked = read_query(_Page)
+        before = None if asked.cursor is None else asked.cursor.encode()
+        lines, cursor = parts.action_log.page(before, min(asked.limit, _MOST_ON_A_PAGE))
+        return answer({"actions": lines, "cursor": cursor})
+
+    @api.get("/consumers/<name>/process")
+    @tells(
+        "One consumer: where it runs, and what it runs at this moment, as it says itself.",
+        {200: verbs.ConsumerShown},
+        problems={404: "unknown_consumer"},
+    )
+    def consumer(name: str) -> Response:
+        rows = [row for row in parts.status.consumers() if row["name"] == name]
+        if not rows:
+            raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
+        asked = [row | {"process": parts.ask_process(str(row.get("health_url", "")))} for row in rows]
+        return answer({"consumers": asked})
+
+    for word in ("interrupt", "clear"):
+        _add_order(api, parts, word)
+    for one in VERBS.values():
+        if one.route:
+            _add_verb(api, parts, one)
+    return api
+
+
+def _add_shelves(api: Blueprint, parts: Parts) -> None:
+    @api.get("/dead-letters")
+    @tells("A page of dead letters, oldest first.", {200: verbs.Letters}, query=LetterQuery)
+    def list_letters() -> Response:
+        asked = read_query(LetterQuery)
+        after = None if asked.cursor is None else asked.cursor.encode()
+        page = parts.letters.page(asked.meant(sees_texts()), after, min(asked.limit, _MOST_ON_A_PAGE))
+        rows = with_fields(parts.fields.add_to_letters, [letter.row() for letter in page.letters])
+        return answer({"dead_letters": seen(rows), "cursor": None if page.cursor is None else page.cursor.decode()})
+
+    @api.get("/dead-letters/<stream_id:letter_id>")
+    @tells(
+        "One dead letter; for operators with the text of its error, traceback and fields.",
+        {200: verbs.WholeLetter},
+        problems={404: "unknown_dead_letter"},
+    )
+    def show_letter(letter_id: str) -> Response:
+        found = parts.letters.get(letter_id.encode())
+        if found is None:
+            raise Problem(404, "unknown_dead_letter", "no dead letter has that id")
+        told = found[0].whole(found[1])
+        return answer(told if sees_texts() else seen(told) | {"message_fields": None})
+
+    @api.get("/delayed")
+    @tells("A page of delayed messages, the earliest first.", {200: verbs.DelayedList}, query=_DelayedQuery)
+    def list_delayed() -> Response:
+        asked, delayed = read_query(_DelayedQuery), parts.delayed
+        try:
+            page = delayed.page(asked.cursor, min(asked.limit, _MOST_ON_A_PAGE), asked.ticket or "", _FIND_S)
+        except ValueError as wrong:
+            raise unprocessable([{"field": "cursor", "problem": str(wrong)}]) from None
+        counts = {name: count for name, count in delayed.counts().items() if name != "first_ms"}
+        told = {"delayed": [shown(row) for row in page.rows], "cursor": page.cursor, "time_ms": delayed.now_ms()}
+        return answer(told | counts)
+
+
+def shown(row: DelayedRow) -> dict[str, Any]:
+    """Return a row as the caller of the current request may see it: viewers do not see what messages say."""
+    facts = row._asdict()
+    del facts["cursor"]
+    return facts | {"fields": [list(pair) for pair in row.fields] if g.role.may(Role.OPERATOR) else None}
+
+
+def _add_messages(api: Blueprint, parts: Parts) -> None:
+    @api.get("/find")
+    @tells(
+        "Messages with a value in a field, unfinished or dead: a page, and how far the search came.",
+        {200: verbs.Found},
+        query=_FindQuery,
+        role=Role.OPERATOR,
+    )
+    def find() -> Response:
+        asked = read_query(_FindQuery)
+        most = min(asked.limit, _MOST_ON_A_PAGE)
+        return answer(find_messages(parts.fields, asked.field, query_bytes("value"), asked.cursor, most))
+
+    @api.get("/messages/<stream_id:message_id>")
+    @tells(
+        "What is known of a message: where it is, its executions, error and dead letter; for operators what it says.",
+        {200: verbs.MessageShown},
+        query=_Query,
+        problems={404: "unknown_message"},
+    )
+    def show(message_id: str) -> Response:
+        facts = message_facts(parts, message_id, read_query(_Query).cursor)
+        runs = [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in facts["executions"]]
+        return answer({name: facts[name] for name in verbs.MessageShown.__annotations__} | {"executions": runs})
+
+
+def find_messages(
+    fields: MessageFields, field: str, value: bytes, cursor: str | None, most: int = ROWS
+) -> dict[str, Any]:
+    wrong = []
+    try:
+        check_field_name(field)
+    except ValueError as why:
+        wrong.append({"field": "field", "problem": str(why)})
+    if len(value) > LONGEST_VALUE:
+        wrong.append({"field": "value", "problem": f"at most {LONGEST_VALUE:,} bytes can be looked for"})
+    if wrong:
+        raise unprocessable(wrong)
+    try:
+        return fields.find(field, value, cursor, most)
+    except ValueError:
+        raise unprocessable([{"field": "cursor", "problem": "must be a cursor from an earlier answer"}]) from None
+
+
+def query_bytes(name: str) -> bytes:
+    """Return a value of the query as it was sent: Flask's own text has a question mark for bytes that are not UTF-8."""
+    for part in request.query_string.split(b"&"):
+        key, _, value = part.replace(b"+", b" ").partition(b"=")
+        if unquote_to_bytes(key) == name.encode():
+            return unquote_to_bytes(value)
+    return b""
+
+
+def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str, Any]:
+    """Return what the caller may see of a message, named as in ``MessageShown``; of its executions those behind
+    ``after``; and ``now``: what the explanation of its ticket says of an unfinished one. Raises Problem 404 when
+    nothing is known of it."""
+    # Before the letters: what is given up is no longer pending in the step that writes its letter.
+    facts = parts.history.message(message_id)
+    letter, waiting = parts.letters.of_message(message_id.encode()), parts.delayed.chosen([message_id])
+    facts |= parts.history.executions(message_id, after, letter.runs if letter else ())
+    is_there, runs = facts["bytes"] is not None, facts["executions"]
+    if not (is_there or letter or waiting or facts["state"] or runs) and facts["cursor"] is None:
+        raise Problem(
+            404,
+            "unknown_message",
+            "nothing is known of a message of that id: not in the stream, the delayed messages, the dead letters or the"
+            " run log; it may have been trimmed",
+        )
+    delayed, dead_letter = shown(waiting[0]) if waiting else None, letter and letter.row()
+    found = [part.get("ticket_id") for part in (facts, dead_letter, delayed, *runs[:1]) if part]
+    ticket_id = next(filter(None, found), None)
+    now = _now(parts, ticket_id, message_id) if is_there and ticket_id else {}
+    entry = now.get("row")
+    state = "delayed" if delayed else entry["state"] if entry else "dead_letter" if letter else facts["state"]
+    facts |= {"state": str(state or ("over" if is_there else "gone")), "ticket_id": ticket_id, "now": now}
+    facts |= {"entry": entry, "sentences": now["sentences"] if now.get("is_first") else []}
+    facts |= {"delayed": delayed, "dead_letter": dead_letter, "fields": facts["fields"] if sees_texts() else None}
+    told: dict[str, Any] = seen(facts | parts.history.again(message_id))
+    return told
+
+
+def _now(parts: Parts, ticket_id: str, message_id: str) -> dict[str, Any]:
+    """Return what the explanation of its ticket says of an unfinished message, and the ticket's state; without a
+    ``row`` it is done, or was given up."""
+    try:
+        explained = parts.explain(ticket_id)
+    except ValueError:
+        return {}  # what is no ticket id
+    row = next((one for one in explained["entries"] if one["id"] == message_id), None)
+    facts = {"summary": explained["summary"], "owner": explained["owner"], "ticket_state": explained["state"]}
+    is_first = bool(explained["entries"]) and explained["entries"][0]["id"] == message_id
+    return facts | {"row": row, "is_first": is_first, "sentences": explained["sentences"]}
+
+
+def _add_order(api: Blueprint, parts: Parts, word: str) -> None:
+    verb = VERBS["tickets order"]
+
+    def view(ticket_id: str) -> Response:
+        about = {"ticket_id": read_ticket_id(f"/{word}".encode()), "order": word}
+        outcome = performed(parts, verb, NewOrder(**about, **read_json(OrderArgs, BODY).model_dump()))  # type: ignore[arg-type]
+        if outcome.problem:
+            raise Problem(outcome.status, outcome.problem, outcome.text)
+        return answer(outcome.document, outcome.status)
+
+    told = VERBS[f"tickets {word}"].help
+    tells(told, verb.answers, problems=verb.problems, body=OrderArgs, role=Role.PRODUCER)(view)
+    api.add_url_rule(f"/tickets/<rest:ticket_id>/{word}", f"{word}_ticket", view, methods=["POST"])
+
+
+def _add_verb(api: Blueprint, parts: Parts, verb: Verb) -> None:
+    method, path = verb.route.split()
+    is_query = method == "DELETE"
+
+    def view(**places: str) -> Response:
+        args = read_query(verb.args) if is_query else read_json(verb.args, BODY)
+        outcome = performed(parts, verb, args, **places)
+        if outcome.problem:
+            raise Problem(outcome.status, outcome.problem, outcome.text)
+        return answer(outcome.document, outcome.status)
+
+    body, query = (None, verb.args) if is_query else (verb.args, None)
+    tells(verb.help, verb.answers, problems=verb.problems, body=body, query=query)(view)
+    api.add_url_rule(path, verb.name.replace(" ", "_"), view, methods=[method])
+
+
+def performed(parts: Parts, verb: Verb, args: Args, /, **places: str) -> Outcome:
+    """Do a verb for the caller of the current request. Raises Problem 409, 422."""
+    try:
+        return verb.perform(acting_in(parts, args.reason), args, **places)
+    except Unfit as unfit:
+        raise unprocessable([{"field": unfit.field, "problem": str(unfit)}]) from None
+    except TooManyRules as full:
+        raise Problem(409, "too_many_rules", str(full)) from None
+
+
+def acting_in(parts: Parts, reason: str = "") -> Parts:
+    """Return what verbs act with for the sender of this request: the authenticated credential, as the guard of the
+    application has put it into ``flask.g.who``."""
+    return parts.acting(By(str(g.get("who", "operator")), "http", reason))

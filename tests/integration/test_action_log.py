@@ -16,10 +16,10 @@ from tests.doors import Site, api_of, environ_of
 from tests.integration.factories import World
 from usher.common.base.errors import NotNow
 from usher.common.http.credentials import Identity, Role
-from usher.master.cli.shelves import dead
+from usher.master.cli.rules import dead
 from usher.master.operations.action_log import ActionLog
-from usher.master.operations.dead_letters import AT_ONCE, DeadLetters
-from usher.master.verbs.bulk import DONE
+from usher.master.operations.shelves import AT_ONCE, DeadLetters
+from usher.master.verbs.verbs import DONE
 
 _WAYS = pytest.mark.parametrize(("what", "word"), [("redrive", "added"), ("drop", "dropped")])
 

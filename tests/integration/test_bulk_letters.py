@@ -15,14 +15,13 @@ from tests.integration.factories import World
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import CommandRefused
 from usher.master.operations.action_log import ActionLog, By
-from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules, RuleSetChange
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import Rule, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
-from usher.master.verbs.bulk import DONE, STOPPED, BulkJob, BulkJobs
-from usher.master.verbs.verbs import LETTERS, TICKETS, Args, DryRun, Shelf
+from usher.master.verbs.verbs import DONE, LETTERS, STOPPED, TICKETS, Args, BulkJob, BulkJobs, DryRun, Shelf
 from usher.master.verbs.view import OrderResult
 
 REDRIVE, DROP = "redrive", "drop"
@@ -171,13 +170,13 @@ def test_an_order_is_about_messages_from_before_the_dry_run_each_ticket_once(wor
     pages = [[row("T1", "1-0"), row("T2", "2-0")], [row("T2", "2-0")]]
     given: list[tuple[str, str]] = []
 
-    def give(order: TicketOrder, ticket_id: str, by: By, head: str) -> OrderResult:
+    def give(order: TicketOrder, ticket_id: str, head: str) -> OrderResult:
         given.append((ticket_id, head))
         if len(given) == 1:
             raise ReplyUnknown("lost")
         return OrderResult(ticket_id, order.value, "asked", "")
 
-    bulk = Bulk(world, TICKETS, status=SimpleNamespace(each=lambda _: iter(pages)), orders=SimpleNamespace(give=give))
+    bulk = Bulk(world, TICKETS, status=SimpleNamespace(each=lambda _: iter(pages)), give=give)
     found = bulk.dry_run(_RETRYING)
     assert found.preview.count == 2
     later = str(10**15)

@@ -10,7 +10,7 @@ from usher.common.readers.loop import ReliableStream
 from usher.master.insight.stats import tickets_of
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import LetterFilter
 
 T = b"T"

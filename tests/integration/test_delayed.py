@@ -15,8 +15,7 @@ from usher.common.redis.client import CommandRefused
 from usher.common.sending.producer import Outgoing, Producer
 from usher.master.insight.stats import StreamStatsReader
 from usher.master.leader.leader_scripts import Due, LeaderScripts
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.operations.delayed_messages import DelayedView, member_of
+from usher.master.operations.shelves import DeadLetters, DelayedView, member_of
 from usher.master.policy.letters import LetterFilter
 
 # ---- the scripts ----

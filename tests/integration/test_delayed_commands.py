@@ -17,9 +17,10 @@ from tests.integration.factories import World
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
-from usher.master.insight.explainer import Explainer
+from usher.common.runtime.settings import CommonSettings
 from usher.master.insight.stats import StreamStatsReader
 from usher.master.operations.action_log import ActionLog
+from usher.master.verbs.view import View
 
 KEYS = Keys("ticket_stream", "g")
 Run = Callable[..., tuple[int, str]]
@@ -235,8 +236,8 @@ def test_what_is_delayed_is_explained_by_the_clock_of_redis(
 ) -> None:
     run("send", "--ticket", "42", "text=x", "--after", "10m")
     world = _put_in_order(link)
-    monkeypatch.setattr("usher.master.insight.explainer.wall_ms", lambda: time.time_ns() // 1_000_000 + 1000 * ahead_s)
-    told = Explainer(world.link, KEYS, "ticket_id", 10_000).explain("42")
+    monkeypatch.setattr("usher.master.verbs.view.wall_ms", lambda: time.time_ns() // 1_000_000 + 1000 * ahead_s)
+    told = View(CommonSettings(), world.link, KEYS).explain("42")
     assert told["reasons"][0]["text"].startswith("1 message of the ticket is delayed, due in 9 min")
 
 

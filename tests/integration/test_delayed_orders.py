@@ -19,7 +19,7 @@ from tests.proxy import Proxy
 from usher.common.base.errors import RedisTrouble
 from usher.common.redis.client import CommandRefused, Link
 from usher.master.operations.action_log import ActionLog, By, OperatorAction, StepResult
-from usher.master.operations.delayed_messages import AT_ONCE, DelayedView
+from usher.master.operations.shelves import AT_ONCE, DelayedView
 
 _LATER = FUTURE + 1_000_000
 

@@ -15,7 +15,7 @@ from tests.integration.factories import World
 from usher.common.http.credentials import Identity, Role
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.operations.action_log import ActionLog
-from usher.master.operations.delayed_messages import DelayedView, member_of
+from usher.master.operations.shelves import DelayedView, member_of
 
 #: A time that any test is before, in a form, and in milliseconds.
 _AT, _AT_MS = "2031-07-01T12:00:00", 1_940_673_600_000

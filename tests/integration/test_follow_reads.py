@@ -7,7 +7,7 @@ import threading
 import time
 
 from tests.integration.routers import PATIENCE_S
-from usher.master.cli.tickets import ServerSentEvent, follow
+from usher.master.cli.status import ServerSentEvent, follow
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n: following\n\n"
 

@@ -13,7 +13,7 @@ from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 from usher.consumer.handlers.message import OwnLease, message_type
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.fair_queue import TurnOutcome, TurnResult
 
 

@@ -9,8 +9,8 @@ from tests.integration.actors import ConsumerActor, MasterActor, Stage
 from tests.integration.test_protocol_rules import T
 from usher.common.base.errors import GiveUp
 from usher.master.operations.action_log import By
-from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.board.board import Board
 from usher.master.policy.rules import Rule, RuleAction, Target
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from tests.integration.actors import ConsumerActor
 from tests.integration.test_protocol_machine import ProtocolMachine
 from usher.common.protocol.keys import HALTED
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import HALT, LetterFilter
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble
 from usher.common.base.errors import GiveUp, GroupMissing, ReplyUnknown
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 
 T, U = b"T", b"U"
 

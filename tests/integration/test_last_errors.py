@@ -14,13 +14,14 @@ from usher.common.base.errors import ReplyUnknown, RetryLater
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import TRACEBACK, LastError, decode
 from usher.common.redis.replies import pairs
-from usher.master.insight.explainer import Explainer
-from usher.master.insight.live_overview import StuckTickets
+from usher.common.runtime.settings import CommonSettings
+from usher.master.insight.live import StuckTickets
 from usher.master.insight.status import StatusReader
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.verbs.view import View
 
 T, U, V = b"T", b"U", b"V"
 
@@ -83,7 +84,7 @@ def test_a_failure_leaves_its_error_with_the_call_that_notes_its_attempts(stage:
     assert "raise KeyError(says)" in trace
     row = rows(stage)["T"]
     assert (row["state"], row["attempts"], row["charged"]) == ("retrying", 1, 1)
-    document = Explainer(stage.link, stage.keys, "ticket_id", 1000).explain("T")
+    document = View(CommonSettings(), stage.link, stage.keys).explain("T")
     assert document["last_error"]["error"] == "KeyError: 'pen'"
     assert document["traceback"] == trace
     assert f"last error: {error.told}, " in "\n".join(document["sentences"])

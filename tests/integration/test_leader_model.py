@@ -25,8 +25,8 @@ from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, Own
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts, Page
 from usher.master.operations.action_log import By
-from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.board.plans import NOTHING, HandOverPlan
 from usher.master.policy.rules import RuleAction, Target, rule_id
 

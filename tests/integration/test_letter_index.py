@@ -16,11 +16,10 @@ from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.operations.action_log import By
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import SUDDEN_MS, LetterFilter
 from usher.master.recovery.repairs import PAGE
-from usher.master.verbs.bulk import BulkJobs
-from usher.master.verbs.verbs import LETTERS, Args
+from usher.master.verbs.verbs import LETTERS, Args, BulkJobs
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tests.outboxes import STREAM, Outbox, read_all, send
 from usher.common.outbox.log_consumer import LogConsumer
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 
 KEYS = Keys(STREAM, "g")
 

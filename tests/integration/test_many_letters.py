@@ -11,7 +11,7 @@ from tests.integration.actors import ConsumerActor, Stage, Trouble
 from usher.common.base.errors import GiveUp, ReplyUnknown
 from usher.common.redis.client import CommandRefused, ScriptMissing
 from usher.consumer.execution.acker import SKIP
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 
 #: No more than a consumer of the rig takes.
 _MANY = 90

@@ -28,7 +28,7 @@ from usher.master.assembly.facing import create_app
 from usher.master.dispatch.events import Report
 from usher.master.membership.health_url import parse_hosts
 from usher.master.membership.registry import NameInUse, RegistrationOver, RegistrationResult
-from usher.master.web.parts import IncarnationFenced
+from usher.master.web.api import IncarnationFenced
 
 CHILD = "from tests.integration.test_master_api import child; child()"
 _TOKEN = "a token - ä"

@@ -20,10 +20,9 @@ from usher.common.http.auth import needs
 from usher.common.http.credentials import Identity, Role
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.message import SHOWN_BYTES
-from usher.master.insight.live_overview import LiveOverview
-from usher.master.insight.status import StatusReader
-from usher.master.messages import fields as message_fields
-from usher.master.messages.fields import LONGEST_VALUE, FoundMessages, MessageFields
+from usher.master.insight import status as message_fields
+from usher.master.insight.live import LiveOverview
+from usher.master.insight.status import LONGEST_VALUE, MessageFields, StatusReader
 
 _NAMES = ("order", "payload.customer.id")
 _PAYLOAD = b'{"customer": {"id": 42}}'
@@ -59,8 +58,8 @@ def reader(world: World, *names: str, within_s: float = 10.0) -> MessageFields:
     return MessageFields(world.link, world.keys, "ticket_id", names, within_s)
 
 
-def told(found: FoundMessages) -> list[tuple[Any, ...]]:
-    return [(row["message_id"], row["ticket_id"], row["state"], row["consumer_name"]) for row in found.rows]
+def told(found: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return [(row["message_id"], row["ticket_id"], row["state"], row["consumer_name"]) for row in found["messages"]]
 
 
 _FOUND = [
@@ -116,8 +115,10 @@ def test_a_list_is_read_in_one_call_and_without_chosen_fields_in_none(
 def test_a_search_finds_what_is_unfinished_and_dead_and_says_how_far_it_came(filled: World) -> None:
     found = reader(filled).find("kind", b"paid")
     assert told(found) == _FOUND
-    assert [row["letter_id"] for row in (found.rows[1], found.rows[4])] == [one.decode() for one in filled.letter_ids()]
-    assert (found.looked_at, found.cursor) == (7, None), "4 are pending, 1 is unread, 2 are dead"
+    assert [row["letter_id"] for row in (found["messages"][1], found["messages"][4])] == [
+        one.decode() for one in filled.letter_ids()
+    ]
+    assert (found["looked_at"], found["cursor"]) == (7, None), "4 are pending, 1 is unread, 2 are dead"
     assert told(reader(filled).find("payload.customer.id", b"42")) == _FOUND[:1]
 
 
@@ -128,12 +129,12 @@ def test_a_search_goes_on_where_it_ended_until_it_has_looked_at_all(
     rows, cursor, looked = list[tuple[Any, ...]](), None, list[int]()
     while not looked or cursor is not None:
         found = reader(filled).find("kind", b"paid", cursor, most_looked_at=1)
-        rows, cursor = [*rows, *told(found)], found.cursor
-        looked.append(found.looked_at)
+        rows, cursor = [*rows, *told(found)], found["cursor"]
+        looked.append(found["looked_at"])
     assert rows == [*_FOUND[:4], *_DEAD]
     assert looked == sorted(looked)
     assert (looked[0], looked[-1]) == (1, 7)
-    assert len(reader(filled).find("kind", b"paid", most=2).rows) == 2
+    assert len(reader(filled).find("kind", b"paid", most=2)["messages"]) == 2
 
 
 def test_what_is_handed_over_while_the_search_goes_on_is_found(filled: World) -> None:
@@ -145,9 +146,9 @@ def test_what_is_handed_over_while_the_search_goes_on_is_found(filled: World) ->
     assert [entry.id for entry in fetch(leader, 10)] == [b"7-1", b"8-1"]
     hand_over(leader, plan(b, {b"D": [b"8-1"]}))
     rest = [("7-1", "U", "waiting", ""), ("8-1", "D", "handed_over", "b"), *_DEAD]
-    assert told(reader(filled).find("kind", b"paid", started.cursor)) == rest
+    assert told(reader(filled).find("kind", b"paid", started["cursor"])) == rest
     b.steps.ack([b"8-1"])
-    assert told(reader(filled).find("kind", b"paid", started.cursor)) == [rest[0], *_DEAD], "one is done"
+    assert told(reader(filled).find("kind", b"paid", started["cursor"])) == [rest[0], *_DEAD], "one is done"
     highest = "18446744073709551615-18446744073709551615"
     assert told(reader(filled).find("kind", b"paid", f"pending_{highest}_6-1_4")) == [rest[0], *_DEAD]
 
@@ -156,7 +157,7 @@ def test_what_is_handed_over_while_the_search_goes_on_is_found(filled: World) ->
 def test_a_value_is_compared_as_it_is(filled: World, value: bytes) -> None:
     filled.add(b"8-1", "ticket_id", "V", "is", value)
     filled.add(b"9-1", "ticket_id", "V", "is", value + b"!")
-    assert [row["message_id"] for row in reader(filled).find("is", value).rows] == ["8-1"]
+    assert [row["message_id"] for row in reader(filled).find("is", value)["messages"]] == ["8-1"]
     site = Site(filled)
     answered = site.get(f"/tickets?q=is%3D{quote(value, safe='')}")
     assert re.findall(r"/messages/([0-9-]+)", answered.text) == ["8-1"]
@@ -168,8 +169,8 @@ def test_a_stream_without_its_group_is_all_unread(world: World) -> None:
     world.add(b"18446744073709551615-18446744073709551615", "kind", "paid")
     try:
         found = reader(world).find("kind", b"paid")
-        assert [(row["ticket_id"], row["state"]) for row in found.rows] == [("T", "unread"), (None, "unread")]
-        assert (found.looked_at, found.number, found.cursor) == (2, 2, None)
+        assert [(row["ticket_id"], row["state"]) for row in found["messages"]] == [("T", "unread"), (None, "unread")]
+        assert (found["looked_at"], found["of"], found["cursor"]) == (2, 2, None)
     finally:
         world.link.call("FLUSHALL")
         world.make_group()
@@ -278,14 +279,14 @@ def test_a_message_has_the_same_state_in_a_search_as_in_the_list_of_its_ticket_a
     a.steps.charge({b"1-1": Attempts(2, 2)})
     assert world.give_back(a, {b"T": [b"1-1", b"2-1"]}, 60_000) == []
     found = reader(world).find("ticket_id", b"T")
-    assert [row["state"] for row in found.rows] == ["retrying", "waiting"]
+    assert [row["state"] for row in found["messages"]] == ["retrying", "waiting"]
     assert [site.get(f"/api/messages/{one}").json["state"] for one in ("1-1", "2-1")] == ["retrying", "waiting"]
     [halted] = world.owned(leader, a, b"H", b"3-1")
     world.give_up(a, b"H", "halt")
     told = [StatusReader(world.link, world.keys).ticket(ticket) for ticket in ("T", "H")]
     assert [row and row["state"] for row in told] == ["retrying", "halted"]
     assert site.get(f"/api/messages/{halted.decode()}").json["state"] == "halted"  # type: ignore[index]
-    [row] = reader(world).find("ticket_id", b"H").rows
+    [row] = reader(world).find("ticket_id", b"H")["messages"]
     assert (row["state"], bool(row["letter_id"])) == ("halted", True), "one message, one row"
 
 

@@ -13,8 +13,8 @@ from tests.doors import Site, busy, sign_in
 from tests.integration.delays import FUTURE, delay, now_ms, send_due
 from tests.integration.factories import World
 from usher.common.protocol.last_error import LastError, encode
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.verbs.documents import MessageShown
+from usher.master.operations.shelves import DeadLetters
+from usher.master.verbs.verbs import MessageShown
 
 _RUN = (
     '{"consumer":"a:7","ids":["%s","9-9"],"tickets":["T","U"],"fences":[88,89],"attempts":[2,1],'
@@ -191,8 +191,8 @@ def test_a_search_in_the_run_log_goes_on_at_its_cursor(
     site: Site, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy(world)
-    monkeypatch.setattr("usher.master.insight.ticket_history._RUNS_AT_ONCE", 1)
-    monkeypatch.setattr("usher.master.insight.ticket_history._PIECE_EVENTS", 1)
+    monkeypatch.setattr("usher.master.insight.status._RUNS_AT_ONCE", 1)
+    monkeypatch.setattr("usher.master.insight.status._PIECE_EVENTS", 1)
     for number in (1, 2):
         world.link.call("XADD", world.keys.runs, f"{number}-1", "batch", _RUN % "1-1")
     first = _told(site, "1-1")

@@ -8,8 +8,8 @@ from tests.integration.memory import full_memory
 from usher.common.base.clock import wall_ms
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.insight.explainer import Explainer
-from usher.master.insight.live_overview import LiveOverview
+from usher.common.runtime.settings import CommonSettings
+from usher.master.insight.live import LiveOverview
 from usher.master.insight.stats import StreamStatsReader, lag_document
 from usher.master.insight.status import StatusReader
 from usher.master.operations.action_log import By
@@ -17,6 +17,7 @@ from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.board.plans import BoardFacts
 from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.settings import MasterSettings
+from usher.master.verbs.view import View
 
 
 def _pulse(link: Link, keys: Keys) -> LiveOverview:
@@ -45,7 +46,7 @@ def test_a_consumer_that_an_operator_drained_is_paused_for_everybody(world: Worl
     vitals = StreamStatsReader(world.link, world.keys).read()
     assert {name: load["state"] for name, load in vitals["consumers"].items()} == told
     assert lag_document(vitals)["consumers"] == 0, "what is to be scaled are those that take work"
-    explained = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T")
+    explained = View(CommonSettings(), world.link, world.keys).explain("T")
     assert "ann" in "".join(explained["sentences"])
 
 
@@ -58,7 +59,7 @@ def test_what_waits_behind_a_halted_message_is_told_alike(world: World) -> None:
             sent += world.parked(leader, b"T", b"%d-1" % (2000 + later))
         [row] = _pulse(world.link, world.keys).last["stuck"]
         assert (row["state"], row["behind"], row["behind_is_exact"]) == ("halted", 2 + later, True)
-        told = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T")
+        told = View(CommonSettings(), world.link, world.keys).explain("T")
         assert f"{2 + later} wait behind {sent[0].decode()}, the next is {sent[1].decode()}" in told["sentences"]
         assert (told["in_processing"], told["parked"], told["parked_is_exact"]) == (0, 2 + later, True)
         assert [entry["state"] for entry in told["entries"]] == ["halted", *["waiting"] * (2 + later)]
@@ -68,7 +69,7 @@ def test_the_leader_says_exactly_how_many_of_a_ticket_wait_which_and_since_when(
     world.elect()
     ids = tuple(b"%d-%d" % (wall_ms() - 31_000, number) for number in range(200))
     board = BoardFacts("open", 4_000, True, first=ids)
-    told = Explainer(world.link, world.keys, FIELD, LEASE_MS, board=lambda ticket: board).explain("T")
+    told = View(CommonSettings(), world.link, world.keys, board=lambda ticket: board).explain("T")
     assert (told["parked"], told["parked_is_exact"], told["entries"][0]["id"]) == (4_000, True, ids[0].decode())
     following = f"3,999 wait behind {ids[0].decode()}, the next is {ids[1].decode()} (sent 31 s ago)"
     assert following in told["sentences"]
@@ -81,19 +82,19 @@ def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World) ->
         world.give_up(a, ticket, "skip")
     others = world.link.all_of([("XADD", world.keys.dead, "*", "a", "b")] * 200)  # by hand: the index lacks them
     few = {"lag": 0, "lag_is_exact": False}
-    told = [
-        Explainer(world.link, world.keys, FIELD, LEASE_MS, **more).explain("T")
-        for more in ({}, {"sources": lambda: few})
-    ]
+    view = View(CommonSettings(), world.link, world.keys)
+    told = [view.explain("T")]
+    view.status.sources = lambda: few  # type: ignore[method-assign]
+    told.append(view.explain("T"))
     assert [(one["state"], one["reasons"][0]["code"]) for one in told] == [
         ("idle", "nothing_to_do"),
         ("not_found", "not_looked_through"),
     ]
     assert "not all were searched" in told[0]["reasons"][0]["text"]
     world.link.call("XDEL", world.keys.dead, *others)
-    found = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T")
+    found = View(CommonSettings(), world.link, world.keys).explain("T")
     assert [reason["code"] for reason in found["reasons"]] == ["nothing_to_do", "has_dead_letter"]
-    none = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("none")
+    none = View(CommonSettings(), world.link, world.keys).explain("none")
     assert none["reasons"][0]["text"].endswith("in processing: everything is finished, or nothing was ever sent")
 
 
@@ -102,7 +103,7 @@ def test_a_redis_that_takes_no_writes_is_what_a_ticket_waits_for(world: World) -
     world.elect()
     world.join("a")
     world.send(b"T")
-    explainer = Explainer(world.link, world.keys, FIELD, LEASE_MS)
+    explainer = View(CommonSettings(), world.link, world.keys)
     with full_memory(world.link):
         first, *_ = explainer.explain("T")["reasons"]
         assert first["code"] == "redis_refuses_writes"

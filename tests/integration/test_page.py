@@ -31,8 +31,8 @@ def test_what_has_no_letter_is_told_for_sure_and_a_search_that_was_cut_short_say
     site: Site, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy(world)
-    monkeypatch.setattr("usher.master.web.pages.views._LOOK_S", -1.0)
-    monkeypatch.setattr("usher.master.operations.dead_letters.PAGE", 1)
+    monkeypatch.setattr("usher.master.web.pages.site._LOOK_S", -1.0)
+    monkeypatch.setattr("usher.master.operations.shelves.PAGE", 1)
     assert "no dead letter has this id<" in site.get("/tickets?q=9-9").text
     assert "No dead letter fits: ticket none <a" in site.get("/dead-letters?ticket=none").text
     assert "No dead letter among those searched fits: error none <a" in site.get("/dead-letters?error=none").text

@@ -49,7 +49,7 @@ def test_a_filter_that_did_not_come_through_all_tickets_says_so(
     site: Site, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy(world)
-    monkeypatch.setattr("usher.master.web.pages.views._FIND_S", -1.0)
+    monkeypatch.setattr("usher.master.web.pages.site._FIND_S", -1.0)
     assert "No ticket in processing, among those that could be looked at" in site.get("/tickets?consumer=nobody").text
 
 
@@ -62,7 +62,7 @@ def test_tickets_of_a_filter_are_paused_after_a_preview_and_all_resumed_at_once(
     listed = site.get("/tickets?state=handed_over").text
     assert 'value="pause">Pause all...' in listed
     assert 'value="retry"' not in listed, "nothing of these can be retried"
-    monkeypatch.setattr("usher.master.web.pages.views.MOST_RULES", 2)
+    monkeypatch.setattr("usher.master.web.pages.site.MOST_RULES", 2)
     preview = site.post("/tickets/bulk", dry="1", what="pause", state="handed_over").text
     assert all(text in preview for text in ("Pause all 3", "until it is lifted", "room for 2 more rules"))
     assert "None:" in site.get("/rules").text

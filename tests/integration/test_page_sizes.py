@@ -18,7 +18,7 @@ from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.policy.explain.stuck import SHOWN
+from usher.master.policy.explain.explain import SHOWN
 
 _MOST_BYTES = 300_000
 
@@ -51,9 +51,7 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
 
 
 def made(world: World, monkeypatch: pytest.MonkeyPatch, sources: SourceSelection | None = None) -> Iterator[Site]:
-    monkeypatch.setattr(
-        "usher.master.insight.live_overview.LiveOverview.snapshot", lambda pulse, patience_s=0: pulse.last
-    )
+    monkeypatch.setattr("usher.master.insight.live.LiveOverview.snapshot", lambda pulse, patience_s=0: pulse.last)
     site = Site(world, sources)
     site.pulse._looked_s = 1e18
     site.pulse.run_once()

@@ -10,7 +10,7 @@ from tests.abuse import check_contract
 from tests.integration.factories import LEASE_MS, World, spent
 from usher.common.base.clock import wall_ms
 from usher.common.redis.client import Link
-from usher.master.insight.live_overview import LiveOverview, StuckTickets
+from usher.master.insight.live import LiveOverview, StuckTickets
 from usher.master.insight.status import ORDERS, StatusReader
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
@@ -222,6 +222,9 @@ def test_lists_of_a_moment_share_one_scan_and_show_what_holds_now(world: World) 
     for name in (b"S", b"T"):
         world.owned(leader, a, name)
     reader, found = StatusReader(world.link, world.keys), list[Any]()
+    first = reader.find(TicketFilter(), "ticket", 1)
+    assert ([row["ticket_id"] for row in first["rows"]], first["number"], first["is_all"]) == (["S"], 2, True)
+    reader.forget()
     asked = spent(world.link, lambda: found.extend(reader.find(TicketFilter(), order, 9) for order in ORDERS))
     assert (asked["hscan"], {len(one["rows"]) for one in found}) == (1, {2})
     world.link.call("HDEL", world.keys.tickets, b"T")

@@ -16,7 +16,7 @@ from usher.common.redis.replies import pairs
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.operations.action_log import StepResult
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import LetterFilter, Preview
 
 T = b"T"

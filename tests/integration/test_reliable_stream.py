@@ -15,7 +15,7 @@ from usher.common.protocol.stream_id import ZERO, GroupPosition, Span
 from usher.common.readers.loop import RETURNED, SUSPECT, ReliableStream, StreamMessage, goes_on_at
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 
 KEYS = Keys("payments", "billing")
 #: A letter, a step that fails, an answer: ``stream_own.lua``, ``stream_claim.lua`` and ``stream_leave.lua`` are tried

@@ -13,8 +13,8 @@ import pytest
 from tests.integration.actors import MasterActor, Stage
 from usher.common.redis.client import Link
 from usher.master.dispatch.events import ChangeWatch, Report
-from usher.master.web import parts as desk_module
-from usher.master.web.parts import Desk, IncarnationFenced, NotLeader
+from usher.master.web import api as desk_module
+from usher.master.web.api import Desk, IncarnationFenced, NotLeader
 
 T = b"T"
 

@@ -17,7 +17,7 @@ from usher.consumer.lifecycle.process_ending import note_crash
 from usher.consumer.policy.quarantine import Left
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.shelves import DeadLetters
 
 _KEYS = (
     "stream", "leader", "tickets", "counters", "consumers", "attempts", "dead", "runs", "changed", "lease", "inbox",

@@ -27,8 +27,8 @@ from usher.common.protocol.sources import SCOPED_TICKET_FIELD
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import free_port
 from usher.consumer.policy.acks import Finished
-from usher.master.insight import ticket_feed
-from usher.master.insight.ticket_feed import TicketFeed, parse_position
+from usher.master.insight import live as ticket_feed
+from usher.master.insight.live import TicketFeed, parse_position
 from usher.master.membership.health_url import parse_hosts
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
@@ -227,30 +227,6 @@ def test_a_hand_over_that_was_not_seen_is_told_with_the_time_of_the_start(feed: 
     assert (handed["time_ms"], completed["time_ms"]) == (1000, 1005)
 
 
-def test_who_was_told_more_by_another_master_has_missed_nothing(feed: TicketFeed, world: World) -> None:
-    """A master that is behind with reading does not know the last entries yet: they are neither of an earlier stream
-    nor told twice."""
-    live = feed.follow("", b"other", None, with_fields=True)
-    with contextlib.closing(lines(live)) as told_lines:
-        while b"event: state" not in next(told_lines):
-            pass
-        real, held = feed._read_on, [0]  # as with many entries that wait to be looked at
-        feed._read_on = lambda source: source not in held and real(source)  # type: ignore[method-assign]
-        fill(world, 3)
-        others = feed.follow("", _T, parse_position("1010-1_1026-0_0-0"), with_fields=True)
-        until(lambda: _T in feed._followers and feed._heads[1] == b"1026-0")
-        time.sleep(3 * ticket_feed._LOOK_S)
-        held.clear()
-        until(lambda: feed._heads[0] == b"1020-2")
-        world.link.call("XADD", world.keys.stream, b"1030-1", FIELD, _T)
-        found = read(others, 3)
-    assert [(one["event"], one.get("message_id")) for one in found] == [
-        ("entry", "1020-1"),
-        ("state", None),
-        ("entry", "1030-1"),
-    ]
-
-
 def test_who_comes_back_after_the_stream_began_anew_is_told_so_and_gets_all(feed: TicketFeed, world: World) -> None:
     fill(world, 2)
     found = told(feed, "9999-1_1016-0_0-0", 4)
@@ -329,4 +305,4 @@ def test_those_who_came_and_left_while_redis_was_away_are_not_remembered() -> No
             feed.follow("", b"leaves", [b"1-1"] * 3, with_fields=True).response.close()
             with pytest.raises(RedisTrouble):
                 feed.run_once()
-        assert (list(feed._followers), len(feed._behind), len(feed._mailbox)) == ([b"stays"], 1, 0)
+        assert (list(feed._followers), len(feed._followers[b"stays"]), len(feed._mailbox)) == ([b"stays"], 1, 0)

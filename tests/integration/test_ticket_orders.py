@@ -11,7 +11,6 @@ import orjson
 import pytest
 
 from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage
-from tests.integration.factories import FIELD, LEASE_MS
 from tests.integration.memory import full_memory
 from tests.integration.test_charge import attempts
 from usher.common.base.clock import now_s, wall_ms
@@ -20,17 +19,17 @@ from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.owner_words import RETURNED, is_waiting
 from usher.common.redis.client import Link
 from usher.common.redis.replies import Order
+from usher.common.runtime.settings import CommonSettings
 from usher.consumer.policy.outcome import RetryPolicy, TicketPace
 from usher.consumer.web import describe_ticket
-from usher.master.insight.explainer import Explainer
 from usher.master.membership.consumer_http import read_answer
 from usher.master.operations.action_log import By
-from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.explain.explain import OwnerTold
 from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.policy.ticket_orders import TicketOrder, plan_order
-from usher.master.verbs.view import OrderResult, TicketOrders
+from usher.master.verbs.view import OrderResult, View
 
 T = b"T"
 RETRY, GIVE_UP, CANCEL = TicketOrder.RETRY, TicketOrder.GIVE_UP, TicketOrder.CANCEL
@@ -48,11 +47,9 @@ class Desk:
     def __init__(self, stage: Stage) -> None:
         self.link = Link(stage.url, "test:orders")
         self.keys = stage.keys
-        self.orders = TicketOrders(self.link, stage.keys, self.explain)
         self.owner: ConsumerActor | None = None
-        self._explainer = Explainer(
-            self.link, stage.keys, FIELD, LEASE_MS, lambda url, ticket_id: self._told(ticket_id)
-        )
+        view = View(CommonSettings(), self.link, stage.keys, ask_owner=lambda url, ticket_id: self._told(ticket_id))
+        self.view = view.acting(By("alice", "cli", "why"))
 
     def _told(self, ticket_id: str) -> OwnerTold | None:
         if self.owner is None:
@@ -62,13 +59,13 @@ class Desk:
         return read_answer(orjson.dumps(told), wall_ms())
 
     def explain(self, ticket_id: str) -> dict[str, Any]:
-        return self._explainer.explain(ticket_id)
+        return self.view.explain(ticket_id)
 
     def give(self, order: TicketOrder, ticket_id: str = "T") -> OrderResult:
-        return self.orders.give(order, ticket_id, By("alice", "cli", "why"))
+        return self.view.give(order, ticket_id)
 
     def preview(self, order: TicketOrder) -> OrderResult:
-        return self.orders.preview(order, "T")
+        return self.view.preview(order, "T")
 
 
 @pytest.fixture
@@ -184,7 +181,7 @@ def test_what_nobody_has_is_given_up_by_who_gets_it(stage: Stage, leader: Master
     first, second = stage.send(T, b"1-1", b"2-1")
     leader.settle()
     given = desk.give(GIVE_UP)
-    assert (given.outcome, given.message_id, given.consumer) == ("done", "1-1", "")
+    assert (given.outcome, given.message_id, given.consumer) == ("done", "1-1", None)
     assert stage.world.dead() == []
     LiveRules(stage.link, stage.keys).lift(rule, By("alice", "cli"))
     leader.settle()
@@ -253,18 +250,17 @@ def test_a_ticket_that_has_moved_since_is_left_alone(stage: Stage, leader: Maste
     """The losing side: another owner has it by now, or its first message has ended."""
     a = consumer(stage, leader, desk)
     waiting(stage, leader, a)
-    planned = plan_order(RETRY, desk.orders._record("T"), desk.explain("T"))
-    by = By("alice", "cli")
+    planned = plan_order(RETRY, desk.view._in_processing("T"), desk.explain("T"))
     stage.link.call("HSET", stage.keys.tickets, T, "b:7 99 1-1 2-1")
     with stage.world.unchanged():
-        assert desk.orders._run(RETRY, "T", planned, by) == "MOVED"
+        assert desk.view._run(RETRY, "T", planned) == "MOVED"
     stage.link.call("HSET", stage.keys.tickets, T, planned.believed + b" 2-1")
     with stage.world.unchanged():
-        assert desk.orders._run(RETRY, "T", planned, by) == "MOVED"
+        assert desk.view._run(RETRY, "T", planned) == "MOVED"
     stage.link.call("HSET", stage.keys.tickets, T, planned.believed + b" 1-1 2-1")
     stage.end_lease(a)
     with stage.world.unchanged():
-        assert desk.orders._run(GIVE_UP, "T", planned, by) == "LOST", "no inbox is made for who is dead"
+        assert desk.view._run(GIVE_UP, "T", planned) == "LOST", "no inbox is made for who is dead"
     assert desk.give(RETRY).note.startswith("the ticket moves")
 
 

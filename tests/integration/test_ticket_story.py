@@ -7,9 +7,8 @@ import pytest
 from tests.integration.factories import World
 from usher.common.protocol.run_log import encode
 from usher.consumer.policy.acks import Finished
-from usher.master.insight import ticket_history as ticket_story
-from usher.master.insight.status import ticket_row
-from usher.master.insight.ticket_history import TicketHistory
+from usher.master.insight import status as ticket_story
+from usher.master.insight.status import StatusReader, TicketHistory
 
 T = b'T "1" *[x]'
 
@@ -106,16 +105,16 @@ def test_a_place_that_no_piece_gave_is_refused(story: TicketHistory, back: str) 
         story.timeline("T", back)
 
 
-def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World, story: TicketHistory) -> None:
+def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     for ticket in (T, b"T", b"a*b", b"aXb", b"a?b[c]"):
         world.owned(leader, a, ticket)
 
     def found(text: str) -> set[bytes]:
-        pairs, following = story.containing(text, 100)
-        assert following is None
-        assert all(ticket_row(*pair)["state"] == "handed_over" for pair in pairs)
-        return {ticket for ticket, _ in pairs}
+        page = StatusReader(world.link, world.keys).tickets("0", 100, text)
+        assert page["cursor"] is None
+        assert all(row["state"] == "handed_over" for row in page["tickets"])
+        return {row["ticket_id"].encode() for row in page["tickets"]}
 
     assert found("T") == {T, b"T"}
     assert found("a*b") == {b"a*b"}
@@ -124,16 +123,14 @@ def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World
     assert found("nothing") == set()
 
 
-def test_of_many_tickets_about_as_many_are_found_as_were_asked_for_and_the_rest_from_there_on(
-    world: World, story: TicketHistory
-) -> None:
+def test_of_many_tickets_about_as_many_are_found_as_were_asked_for_and_the_rest_from_there_on(world: World) -> None:
     world.apart_because = "the index is made up"
     every = {b"T%d" % number: b"a:1 1 %d-1" % number for number in range(2000)}
     world.link.pipeline([("HSET", world.keys.tickets, ticket, record) for ticket, record in every.items()])
-    found: dict[bytes, bytes] = {}
+    found: dict[str, list[str]] = {}
     cursor: str | None = "0"
     while cursor is not None:
-        some, cursor = story.containing("T", 100, cursor)
+        some, cursor = StatusReader(world.link, world.keys).tickets(cursor, 100, "T").values()
         assert len(some) < 300
-        found.update(some)
-    assert found == every
+        found |= {row["ticket_id"]: row["message_ids"] for row in some}
+    assert found == {f"T{number}": [f"{number}-1"] for number in range(2000)}

@@ -15,7 +15,7 @@ from tests.doors import Site, api_of, busy, environ_of
 from tests.integration.factories import World
 from tests.integration.test_page_lists import confirmed
 from usher.common.http.openapi import document
-from usher.master.cli.verbs import shelf_command
+from usher.master.cli.shared import shelf_command
 from usher.master.operations.action_log import ActionLog, StepResult
 from usher.master.verbs.verbs import LETTERS, VERBS, Args
 from usher.master.verbs.view import View

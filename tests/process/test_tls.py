@@ -105,7 +105,7 @@ def test_the_leader_is_asked_over_https_what_a_ticket_waits_for(
     monkeypatch.setenv("USHER_API_TOKEN", _TOKEN)
     for ca, answers in ((str(papers.ca), True), (None, False)):
         with configured({"redis_url": link.url, "tls_ca": ca}, "test") as at:
-            assert at.explainer.leader_url() == url
+            assert at.leader_url() == url
             assert (at.ask_leader("/api/explain?id=42") is not None) == answers
     with (
         configured({"redis_url": link.url, "tls_ca": "/nowhere/ca.pem"}, "test") as at,

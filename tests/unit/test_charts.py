@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 
 from usher.common.protocol.run_log import RunRecord
-from usher.master.charts.drawing import draw, kinds, totals
+from usher.master.charts.keeper import draw, kinds, totals
 from usher.master.policy import charts
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, LONGEST, NAMES, OTHERS, SPANS
 

@@ -3,6 +3,7 @@ explanation."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.membership.consumer_http import read_answer
 from usher.master.policy.board.plans import BoardFacts
-from usher.master.policy.explain.explain import ConsumerTotals, OwnEntry, OwnerFacts, OwnerTold, TicketFacts, explain
+from usher.master.policy.explain.explain import OwnEntry, OwnerFacts, OwnerTold, TicketFacts, explain
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.policy.states import Queue
@@ -29,13 +30,13 @@ OWNER = OwnerFacts("c3:7", "live", 4000)
 LETTER = DeadLetter(
     b"99-0", A, b"T", "attempts_exhausted", "no disk", "OSError", "", 5, "c3:7", NOW, NOW, "halt", 8, 1, False
 )
-CROWD = ConsumerTotals(live=2, room=10)
+CROWD = Counter(live=2)
 PAUSE = Rule(Target.EVERYTHING, "", RuleAction.PAUSE, None, "maintenance", "alice", 1, NOW, "71f1")
 SLOW = replace(PAUSE, action=RuleAction.SLOW, rate_per_second=2.0)
 
 
 def ticket(**facts: Any) -> TicketFacts:
-    return TicketFacts("T", NOW, **{"leader": LEADER, "crowd": CROWD} | facts)
+    return TicketFacts("T", NOW, **{"leader": LEADER, "crowd": CROWD, "room": 10 * ("crowd" not in facts)} | facts)
 
 
 def owned(*entries: OwnEntry, told: bool = True, **facts: Any) -> TicketFacts:
@@ -119,19 +120,19 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         "no master leads, so nothing moves (is `usher master` running?)",
     ),
     "parked, no consumer": (
-        *(ticket(parked=(A,), crowd=ConsumerTotals()), "waiting", "no_consumers"),
+        *(ticket(parked=(A,), crowd=Counter()), "waiting", "no_consumers"),
         "12-0 waits for a consumer, and none is alive (is `usher consumer` running?)",
     ),
     "parked, all drain": (
-        *(ticket(parked=(A,), crowd=ConsumerTotals(draining=2, paused=1, revoked=4)), "waiting", "none_accepts"),
+        *(ticket(parked=(A,), crowd=Counter(draining=2, paused=1, revoked=4)), "waiting", "none_accepts"),
         "12-0 waits: none of the 7 consumers takes work (0 starting, 1 paused, 2 draining, 4 revoked)",
     ),
     "parked, all full": (
-        *(ticket(parked=(A,), crowd=ConsumerTotals(live=2)), "waiting", "consumers_full"),
+        *(ticket(parked=(A,), crowd=Counter(live=2)), "waiting", "consumers_full"),
         "12-0 waits for room: 2 consumers that take work, all full",
     ),
     "parked, and others are handled": (
-        *(ticket(parked=(A,), crowd=ConsumerTotals(live=2), queue=Queue(310, 10.0, "noisy", 300)), "queued"),
+        *(ticket(parked=(A,), crowd=Counter(live=2), queue=Queue(310, 10.0, "noisy", 300)), "queued"),
         "consumers_full",
         (
             "12-0 waits for room: 2 consumers that take work, all full; behind 310 waiting messages, of which 300 are"
@@ -265,7 +266,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ],
 )
 def test_owners_that_were_lost_with_the_message_are_told_in_every_state(known: Attempts, text: str) -> None:
-    nobody = ticket(parked=(A,), attempts={A: known}, crowd=ConsumerTotals())
+    nobody = ticket(parked=(A,), attempts={A: known}, crowd=Counter())
     for facts in (owned(RUNS, attempts={A: known}), nobody):
         told = [reason["text"] for reason in explain(facts)["reasons"] if reason["code"] == "owners_lost"]
         assert [one[: len(text)] for one in told] == [text][: known.crashes]
@@ -328,7 +329,8 @@ _facts = st.builds(
     has_group=st.booleans(),
     leader=st.one_of(st.none(), st.just(LEADER)),
     board=st.one_of(st.none(), st.builds(BoardFacts, _texts, _numbers, st.booleans(), st.booleans(), _numbers)),
-    crowd=st.builds(ConsumerTotals, *[_numbers] * 5),
+    crowd=st.dictionaries(st.sampled_from(["live", "starting", "paused"]), _numbers).map(Counter),
+    room=_numbers,
     rules=_rules,
     letter=_letters,
     last_letter=_letters,
@@ -392,7 +394,7 @@ class TestWhatElseIsSaid:
         )
 
     def test_a_rule_is_told_where_something_else_is_in_the_way_first(self) -> None:
-        told = explain(ticket(parked=(A,), crowd=ConsumerTotals(), rules=(SLOW,)))
+        told = explain(ticket(parked=(A,), crowd=Counter(), rules=(SLOW,)))
         assert [reason["code"] for reason in told["reasons"]] == ["no_consumers", "parked", "rule_too"]
         assert (
             told["reasons"][-1]["text"]

@@ -17,7 +17,7 @@ from usher.consumer.handlers.error_trace import own_line, traced
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.batches import TriedTogether
 from usher.master.policy.states import tried
-from usher.master.web.parts import without_texts
+from usher.master.web.api import without_texts
 
 _PURELIB = sysconfig.get_paths()["purelib"]
 _STDLIB = sysconfig.get_paths()["stdlib"]

@@ -17,7 +17,7 @@ from usher.common.protocol.owner_words import HALTED, RETURNED
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.audit.findings import CHECKS, MOVING
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.stuck import (
+from usher.master.policy.explain.explain import (
     SHOWN,
     STUCK_MS,
     Head,

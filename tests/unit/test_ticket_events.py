@@ -9,9 +9,8 @@ import pytest
 
 from usher.common.protocol.run_log import CRASHED, encode
 from usher.consumer.policy.acks import Finished
-from usher.master.cli.tickets import ServerSentEvent, lines_of, parse
-from usher.master.insight.status import ticket_row
-from usher.master.insight.ticket_feed import (
+from usher.master.cli.status import ServerSentEvent, lines_of, parse
+from usher.master.insight.live import (
     ENTRIES,
     RUNS,
     Event,
@@ -23,6 +22,7 @@ from usher.master.insight.ticket_feed import (
     parse_position,
     ruled,
 )
+from usher.master.insight.status import ticket_row
 from usher.master.policy.rules import Rule, RuleAction, Target
 
 _T = b"T1"

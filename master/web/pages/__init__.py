@@ -1,9 +1,5 @@
 """The web page of a master: what is going on, what is stuck and why, and buttons to act. Any master serves it, leader
-or standby.
-
-``site`` puts it together (templates, files, headers, errors), ``views`` reads what is asked for and
-shows, ``actions`` acts, ``usher.master.insight.formatting`` formats values.
-Pages are made on the server and work without scripts; ``static/usher.js`` keeps them up to date.
+or standby. Pages are made on the server and work without scripts; ``static/usher.js`` keeps them up to date.
 
 Texts of producers, consumers and handlers are shown literally: Jinja escapes them, control characters are made visible
 (``formatting.visible``), and the Content-Security-Policy runs nothing but our own file. Buttons are for operators; the

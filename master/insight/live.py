@@ -1,0 +1,910 @@
+"""What goes on, as it happens, from Redis alone: a standby can show it too.
+
+The live overview is the state of the whole system for the page, read once for everybody who watches. While a page is
+open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every other second, in
+one round trip, so that a page finds a history when it opens; more rarely while nothing moves. Open pages ask again
+every two seconds; that is how they learn in time that there is no news. ``usher stuck`` takes two looks of its own.
+
+The feed serves all followers of tickets. Three streams (ticket stream, run log, dead letters) are read on, once for all
+who are at the same place, and the index is looked at for the followed tickets, a few times a second while there are
+followers. A follower that comes back with a position first gets the events it has missed.
+
+Events, as server-sent events: ``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a
+fence), ``attempt`` (one that failed, or attempts that a message is charged), ``completed`` (with times, from the run
+log), ``dead_letter``, ``state`` (handed_over, returned, put_off, paused, halted, idle; with the ``rule`` that holds),
+``gap`` (events in between are no longer there). ``time_ms`` of each: when it happened; when it was seen, if only the
+index tells; for a gap, the time from which something is missing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+
+from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.errors import GroupMissing, RedisTrouble
+from usher.common.base.log import WARNING, event
+from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
+from usher.common.protocol.attempts import Attempts, decode
+from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
+from usher.common.protocol.last_error import LastError
+from usher.common.protocol.last_error import decode as decode_error
+from usher.common.protocol.message import as_mapping, first_value, ticket_value
+from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses
+from usher.common.protocol.mishaps import told as told_of
+from usher.common.protocol.run_log import DONE, MERGED
+from usher.common.protocol.run_log import decode as decode_runs
+from usher.common.protocol.sources import SCOPED_TICKET_FIELD
+from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank, sequence
+from usher.common.protocol.ticket_states import TicketState
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import Entry, first_of, pairs
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import Service
+from usher.master.insight.formatting import ticket_url, visible
+from usher.master.insight.stats import stream_sums, tickets_of
+from usher.master.insight.status import consumer_rows, ticket_row
+from usher.master.membership.registry import STATES
+from usher.master.operations.live_rules import read_rules
+from usher.master.operations.shelves import DeadLetters
+from usher.master.policy.board.plans import Parked
+from usher.master.policy.explain.explain import (
+    OK,
+    Head,
+    StuckContext,
+    TicketGroups,
+    alarms,
+    describe,
+    level_of,
+    named_under_master,
+    oldest,
+    parse_head,
+    since_ms,
+    stuck_rows,
+)
+from usher.master.policy.letters import SUDDEN_MS
+from usher.master.policy.rates import Sample, is_still, point, rates, sample_of
+from usher.master.policy.rules import Rule, Rulebook, Target
+from usher.master.policy.states import Queue, Seen, ticket_state
+
+if TYPE_CHECKING:  # commands that look do without a web server
+    from usher.common.http.push import LiveStream, LiveStreams
+
+#: Rows of the oldest tickets of each state.
+MOST = 50
+#: What was counted is forgotten when nobody has looked for so long.
+_FORGOTTEN_AFTER_MS = 60_000
+#: Records read by one call; the most old heads of each kind that are remembered; the most entries that are looked at
+#: under ``master``, at first and where it goes on, and of all consumers.
+_COUNT, _KEPT, _PARKED, _FURTHER, _PENDING = 1000, 100, 50, 500, 100
+
+
+class StuckTickets:
+    """A scan of the index of tickets in processing for those that are stuck, which goes on turn by turn: the oldest
+    heads, how many tickets each owner has, and groups of those in trouble. Belongs to one thread. ``in_memory``: what
+    this master knows of a ticket's parked messages, when it leads.
+
+    A scan of all of a million tickets would take seconds. So each turn scans one slice, and heads that seemed old are
+    read again, exactly. The oldest entries of each consumer are asked for as well, so that its oldest tickets are shown
+    before the first full scan is over."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        ticket_field: str,
+        in_memory: Callable[[bytes], Parked | None] = lambda ticket: None,
+    ) -> None:
+        self._link, self._keys, self._field, self._in_memory = link, keys, ticket_field, in_memory
+        self._scripts = ScriptRunner(link)
+        self._candidates: dict[bytes, Head] = {}
+        self.moved_ms: Mapping[bytes, int] = {}
+        self._waiting: Counter[bytes] = Counter()  # by ticket: entries seen under ``master``
+        self._start, self._reached = b"-", b""  # where those begin, and how far they go; b"": to the end
+        self._all_waiting = False
+        self._advanced_ms = self._under_master = 0
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._owned: Mapping[bytes, int] | None = None  # None: the first full scan is not over
+        self._groups, self._named = TicketGroups(), 0  # entries under ``master`` that records name
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        self._cursor: bytes | None = None
+        self._found: list[Head] = []
+        self._counted: Counter[bytes] = Counter()
+        self._counting, self._naming = TicketGroups(), 0
+
+    def owned_by(self, incarnation: str) -> int | None:
+        """Return how many tickets in processing the incarnation has, as of the last full scan; None before there was
+        one."""
+        return None if self._owned is None else self._owned.get(incarnation.encode(), 0)
+
+    def advance(self, most: float, has_troubles: bool, states: Mapping[str, str], rules: Rulebook, now_ms: int) -> None:
+        """Look at ``most`` more records, or up to the end. ``has_troubles``: any attempts or errors are noted."""
+        if now_ms - self._advanced_ms > _FORGOTTEN_AFTER_MS:
+            self._begin_again()
+        self._advanced_ms, looked_at = now_ms, 0
+        while looked_at < most:
+            self._cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor or b"0", "COUNT", _COUNT)
+            page = [head for at in range(0, len(flat), 2) if (head := parse_head(flat[at], flat[at + 1])) is not None]
+            self._counted.update(head.owner for head in page)
+            looked_at += max(1, len(flat) // 2)
+            self._found = oldest([*self._found, *page], _KEPT)
+            self._naming += sum(map(named_under_master, page))
+            heads = page if has_troubles else [head for head in page if head.owner == HALTED]
+            attempts, errors = self._noted(heads)
+            troubled = [head for head in heads if head.owner == HALTED or head.id in attempts or head.id in errors]
+            seen = self._context(troubled, states, rules, attempts, errors)
+            for head in troubled:
+                self._counting.add(describe(head, seen, now_ms))
+            if self._cursor == b"0":
+                # Keep the former candidates: comparing shows which heads have moved on.
+                self._candidates = {head.ticket: head for head in self._found} | self._candidates
+                self._owned, self._groups, self._named = dict(self._counted), self._counting, self._naming
+                self._begin_pass()
+                return
+
+    def rows(
+        self, states: Mapping[str, str], rules: Rulebook, now_ms: int, queue: Queue | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the oldest tickets that are stuck, as they are now. ``queue``: what of them only waits for its
+        turn."""
+        heads = self.heads(now_ms)
+        seen = self._context(heads, states, rules, *self._noted(heads))
+        seen = seen._replace(queue=queue.text if queue is not None else "")
+        return list(map(_shown, stuck_rows(heads, seen, now_ms, MOST)))
+
+    def groups(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        found = self._groups.merged(rows, self._under_master <= self._named, MOST)
+        return [group | {"rows": list(map(_shown, group["rows"]))} for group in found]
+
+    def heads(self, now_ms: int) -> list[Head]:
+        """Return the oldest heads of each kind as they are now, parked ones among them."""
+        before = {head.ticket: head for head in self._found} | self._candidates
+        waiting, held = self._pending()
+        asked = list(dict.fromkeys([*before, *waiting, *held]))
+        values = self._link.call("HMGET", self._keys.tickets, *asked) if asked else []
+        known, now = dict(self.moved_ms), dict[bytes, Head]()
+        for ticket, value in zip(asked, values, strict=True):
+            head = None if value is None else parse_head(ticket, value)
+            if head is None:
+                continue
+            if ticket in before and head.id != before[ticket].id:
+                known[head.id] = now_ms
+            now[ticket] = head
+        alone = waiting.keys() - {ticket for ticket, value in zip(asked, values, strict=True) if value is not None}
+        now |= {ticket: waiting[ticket] for ticket in alone}
+        if not alone:  # all of these are put off, or behind others: look further the next time
+            self._start = b"(" + self._reached if self._reached else b"-"
+        kept = oldest(now.values(), _KEPT)
+        self._candidates = {head.ticket: head for head in kept if head.owner}
+        moved_ms = {head.id: known.get(head.id, 0) for head in kept}
+        # Note heads that stand since now or since an unknown time, so that the next look knows them.
+        moved_ms |= {head.id: now_ms for head in kept if since_ms(head, moved_ms[head.id], now_ms) == now_ms}
+        self.moved_ms = {entry_id: ms for entry_id, ms in moved_ms.items() if ms}
+        return kept
+
+    def _pending(self) -> tuple[dict[bytes, Head], list[bytes]]:
+        """Return the heads of what waits longest under the master, by ticket; those of tickets that are in the index
+        too are behind another message. And the tickets of the oldest entries of each other name in the group."""
+        stream, group = self._keys.stream, self._keys.group
+        try:
+            by_name = {name: int(count) for name, count in self._link.call("XPENDING", stream, group)[3] or ()}
+        except GroupMissing:
+            by_name = {}
+        each = max(1, _PENDING // max(1, len(by_name)))
+        most = _PARKED if self._start == b"-" else _FURTHER
+        asked: list[tuple[Any, ...]] = [
+            ("XPENDING", stream, group, "-", "+", each, one) for one in by_name if one != MASTER
+        ]
+        asked += [("XPENDING", stream, group, self._start, "+", most, MASTER)] if MASTER in by_name else []
+        rows = [row for page in self._link.all_of(asked) for row in page]
+        under = {row[0] for row in rows if row[1] == MASTER}
+        self._reached = max(under, key=rank) if len(under) == most else b""
+        ids = [*sorted(under, key=rank), *sorted({row[0] for row in rows} - under, key=rank)[:_PENDING]]
+        found, first = list(tickets_of(self._scripts, self._keys, self._field, ids)), dict[bytes, Head]()
+        for entry_id, ticket in found:
+            if entry_id in under:
+                known = first.get(ticket, Head(ticket, b"", 0, entry_id, 0))
+                first[ticket] = known._replace(size=known.size + 1)
+        self._waiting = Counter({ticket: head.size for ticket, head in first.items()})
+        # Entries whose bodies were deleted count there but are not found here.
+        self._under_master = by_name.get(MASTER, 0)
+        self._all_waiting = self._under_master <= self._waiting.total()
+        return first, [ticket for entry_id, ticket in found if entry_id not in under]
+
+    def _context(
+        self,
+        heads: Iterable[Head],
+        states: Mapping[str, str],
+        rules: Rulebook,
+        attempts: Mapping[bytes, Attempts],
+        errors: Mapping[bytes, LastError],
+    ) -> StuckContext:
+        parked = {head.ticket: self._parked_of(head.ticket) for head in heads}
+        return StuckContext(attempts, states, self.moved_ms, parked, rules, errors)
+
+    def _noted(self, heads: Iterable[Head]) -> tuple[dict[bytes, Attempts], dict[bytes, LastError]]:
+        ids = [head.id for head in heads]
+        hashes = (self._keys.attempts, self._keys.errors) if ids else ()
+        noted, told = self._link.all_of([("HMGET", key, *ids) for key in hashes]) or ((), ())
+        read = {one: decode_error(value) for one, value in zip(ids, told, strict=True) if value is not None}
+        attempts = {one: decode(value) for one, value in zip(ids, noted, strict=True) if value is not None}
+        return attempts, {one: error for one, error in read.items() if error is not None}
+
+    def _parked_of(self, ticket: bytes) -> Parked:
+        """Return the ticket's parked messages as far as entries under ``master`` were looked at; otherwise what the
+        leader knows, when it is this master."""
+        seen = Parked(self._waiting[ticket], self._all_waiting)
+        known = None if seen.is_exact else self._in_memory(ticket)
+        if known is None:
+            return seen
+        return known if known.is_exact else Parked(max(known.messages, seen.messages), False)
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"shown": visible(row["ticket_id"], 120), "href": ticket_url(row["ticket_id"])}
+
+
+#: Seconds between two looks: while a page is open, while none is, and while nothing moves either; and how long a page
+#: counts as open after it was asked for.
+_EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 30.0, 10.0
+#: Seconds that a page waits for a fresh look; a later one reaches it as an event anyway.
+_PATIENCE_S = 0.2
+#: Points of the history: ten to twenty minutes, or more where nothing moved.
+_HISTORY = 600
+#: Newest declared losses that are looked at, and tenants that are told of.
+_LOSSES, _TENANTS = 10, 8
+#: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
+#: Each one blocks Redis for 2 us.
+_MOST_COUNTED, _MOST_COUNTED_UNSEEN = 20_000, 4_000
+_BROAD = (Target.STREAM, Target.EVERYTHING)
+
+
+class LiveOverview(Service):
+    """The service behind the live pages. ``parked_of``, ``by_tenant``: how much this master has parked of a ticket, and
+    how many messages of each tenant are unfinished and were handed over so far, in memory, when it leads."""
+
+    name = "pulse"
+    stalls_after_s = 3 * _STILL_EVERY_S
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        ticket_field: str,
+        lease_ms: int,
+        parked_of: Callable[[bytes], Parked | None] = lambda ticket: None,
+        by_tenant: Callable[[], Mapping[str, tuple[int, int]]] = dict,
+    ) -> None:
+        super().__init__()
+        self._link, self._scripts, self._letters, self._keys = link, ScriptRunner(link), DeadLetters(link, keys), keys
+        self._lease_ms, self._by_tenant = lease_ms, by_tenant
+        self._given: deque[tuple[int, Mapping[str, tuple[int, int]]]] = deque(maxlen=5)
+        self.queue: Queue | None = None
+        #: Called while nobody looks: lists need not be kept.
+        self.on_rest: Callable[[], None] = lambda: None
+        self.at_once: float = 5_000  # records of the index looked at in a turn
+        self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
+        self._samples: deque[Sample] = deque(maxlen=5)
+        self._told: list[Any] = []  # what Redis said of the stream and its groups at the last look
+        self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
+        self._fresh = threading.Condition()
+        self._looked_s = 0.0
+        self._closely_s = self._watched_s = 0.0
+        self._rows: list[dict[str, Any]] = []
+        self._rules = Rulebook(())
+        self._snapshot = _nothing_yet(keys)
+
+    # -- from other threads
+
+    def snapshot(self, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
+        """Return the last snapshot, at most a few seconds old. One that is older, or whose successor failed, is
+        ``stale``, says why, and calls nothing OK. The first one may take longer."""
+        self._look()
+        with self._fresh:
+            if now_s() - self._closely_s > 2 * _IDLE_EVERY_S:
+                self.wake()
+                self._fresh.wait(patience_s if self._closely_s else 4 * patience_s)
+            is_late = now_s() - max(self._closely_s, self._watched_s) > 2 * _IDLE_EVERY_S
+        if self.trouble is None and not is_late:
+            return self._snapshot
+        trouble = (self.trouble or "").partition(": ")[2]
+        why = f"Redis does not answer{trouble and f' ({trouble})'}; this page shows an earlier state"
+        return self._snapshot | {
+            "stale": why,
+            "alarms": [one for one in self._snapshot["alarms"] if one["level"] != OK],
+        }
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return self._snapshot
+
+    def consumers(self) -> list[dict[str, Any]]:
+        """Return all registered consumers, by name, and names in the group that hold entries without being
+        registered."""
+        self.snapshot()
+        return list(self._rows)
+
+    def history(self) -> list[list[float | None]]:
+        """Return rows of (milliseconds, sent/s, done/s, lag, age of the oldest in s), oldest first; None where a value
+        is unknown."""
+        return list(self._history)
+
+    def _look(self) -> None:
+        if not self._is_watched:
+            self._watched_s = now_s()
+            self.wake()
+        self._looked_s = now_s()
+
+    @property
+    def _is_watched(self) -> bool:
+        return now_s() - self._looked_s < _LOOKS_FOR_S
+
+    # -- the turn
+
+    def run_once(self) -> float:
+        began_s, watched = now_s(), self._is_watched
+        if not watched:
+            self.on_rest()
+        if not watched and self._stands_still():
+            return _STILL_EVERY_S
+        seen = self._take_sample(_MOST_COUNTED if watched else _MOST_COUNTED_UNSEEN)
+        tenants = self._look_at_tenants(seen["time_ms"], bool(seen["parked"]))
+        self.queue = Queue.of(seen, tenants)
+        seen["queue"] = self.queue and self.queue._asdict() | {"text": self.queue.text}
+        most = sorted(tenants.items(), key=lambda one: -one[1][0])[:_TENANTS]
+        seen["tenants"] = [
+            {"name": name, "waiting": waiting, "about_ms": 1000 * waiting / per_second if per_second else None}
+            for name, (waiting, per_second) in most
+            if waiting
+        ]
+        if watched:
+            states = self._look_at_consumers(seen)
+            has_troubles = bool(seen["retrying"] or seen["errors"])
+            self._tickets.advance(self.at_once, has_troubles, states, self._rules, seen["time_ms"])
+            for row in self._rows:
+                row["tickets"] = self._tickets.owned_by(row["incarnation"])
+            losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])
+            seen["losses"] = [told_of(loss) for loss in parse_losses(losses)]
+            trouble, share = write_trouble(*told), memory_share(*told)
+            seen["memory_share"] = None if share is None else round(share, 2)
+            seen["write_trouble"] = None if trouble is None else trouble._asdict()
+            rows = self._tickets.rows(states, self._rules, seen["time_ms"], self.queue)
+            groups = self._tickets.groups(rows)
+            seen["groups"] = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
+            seen["stuck"] = rows
+            counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
+            seen["letters"], seen["sudden"], seen["letters_wrong"] = counts.groups, counts.sudden, counts.wrong
+            seen["alarms"] = alarms(seen)
+        with self._fresh:
+            self._snapshot = seen if watched else self._snapshot | seen
+            if watched:
+                self._closely_s = now_s()
+            self._fresh.notify_all()
+        every_s = _EVERY_S if self._is_watched else _STILL_EVERY_S if is_still(self._samples) else _IDLE_EVERY_S
+        return max(0.05, every_s - (now_s() - began_s))
+
+    def _stands_still(self) -> bool:
+        """Return whether nothing has moved since the last look, and add that to the history: two commands tell."""
+        if not is_still(self._samples):
+            return False
+        stream = self._keys.stream
+        if self._link.pipeline([("XLEN", stream), ("XINFO", "GROUPS", stream)]) != self._told:
+            return False
+        now_ms, seen, self.queue = wall_ms(), self._snapshot, None
+        self._samples.append(self._samples[-1]._replace(time_ms=now_ms))
+        self._history.append(point(now_ms, *rates(list(self._samples)), seen["lag"], seen["oldest_ms"]))
+        return True
+
+    def _take_sample(self, most_counted: int) -> dict[str, Any]:
+        began_s = now_s()
+        seen = stream_sums(self._link, self._scripts, self._keys, most_counted)
+        seen["look_ms"] = round(1000 * (now_s() - began_s), 1)
+        del seen["rules"], seen["behind"], seen["delivered"]
+        self._by_name, self._told = seen.pop("by_name"), seen.pop("told")
+        lowest = seen.pop("oldest")
+        self._samples.append(sample_of(seen))
+        del seen["read"]
+        sent, done = rates(list(self._samples))
+        oldest_ms = milliseconds(lowest) if lowest else None
+        self._history.append(point(seen["time_ms"], sent, done, seen["lag"], oldest_ms))
+        told = {"oldest_ms": oldest_ms, "sent_per_second": sent, "done_per_second": done}
+        return seen | told | {"delayed": seen["delayed"]["messages"]}
+
+    def _look_at_tenants(self, now_ms: int, some_wait: bool) -> dict[str, tuple[int, float]]:
+        """Return how many messages of each tenant are unfinished, and how many are handed over per second."""
+        self._given.append((now_ms, self._by_tenant() if some_wait else {}))
+        (before_ms, before), (_, now) = self._given[0], self._given[-1]
+        seconds = max(0.001, (now_ms - before_ms) / 1000)
+        since = {name: given - before.get(name, (0, given))[1] for name, (_, given) in now.items()}
+        return {name: (now[name][0], max(0, count) / seconds) for name, count in since.items()}
+
+    def _look_at_consumers(self, seen: dict[str, Any]) -> dict[str, str]:
+        rules = self._rules = read_rules(self._link, self._keys)
+        of_tickets = [rule for rule in rules.rules if rule.target is not Target.CONSUMER]
+        broad = [rule.told() for rule in of_tickets if rule.target in _BROAD]
+        held = {name.decode(errors="replace"): count for name, count in self._by_name.items()}
+        rows = []
+        for row in consumer_rows(self._link, self._keys, rules, held):
+            left_ms, is_alive = row.pop("lease_ms"), row["state"] != "lost"
+            beat_ms = max(0, self._lease_ms - left_ms) if is_alive else None
+            tickets = self._tickets.owned_by(row["incarnation"])
+            rows.append({"slots": None, "capacity": None} | row | {"beat_ms": beat_ms, "tickets": tickets})
+        self._rows = rows
+        states = {row["incarnation"]: str(row["state"]) for row in rows}
+        seen["rules"], seen["broad_rules"] = len(of_tickets), broad
+        seen["consumers"] = {state: list(states.values()).count(state) for state in STATES}
+        seen["living"] = sum(seen["consumers"][state] for state in ("live", "paused", "draining"))
+        return states
+
+
+def _nothing_yet(keys: Keys) -> dict[str, Any]:
+    unknown = (
+        "entries lag pending parked halted tickets retrying dead_letters delayed living sent_per_second done_per_second"
+        " write_trouble oldest_ms leader_url epoch"
+    )
+    known = {"time_ms": 0, "stream": keys.stream, "group": keys.group, "has_group": True, "lag_is_exact": True}
+    rows: dict[str, Any] = {"mishaps": Mishaps()._asdict(), "tenants": []}
+    rows |= {"stuck": [], "groups": [], "alarms": [], "letters": [], "look_ms": None}
+    return {**dict.fromkeys(unknown.split()), **known, **rows}
+
+
+#: The streams that events come from, in the order of their places in a position.
+SOURCES = ("entries", "runs", "dead")
+ENTRIES, RUNS, DEAD = range(len(SOURCES))
+#: Bytes of an entry's fields above which they are left out.
+_MOST_SHOWN = 65_536
+#: Most tickets that are searched for in a record before it is decoded: most records have none of them.
+_FEW = 16
+_POSITION = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:_[0-9]{1,20}-[0-9]{1,20}){2}")
+_BEGINNING = "_".join([ZERO.decode()] * len(SOURCES))
+
+
+class Event(NamedTuple):
+    """An event: ``name`` and document, for the followers of ``ticket``."""
+
+    ticket: bytes
+    name: str
+    data: dict[str, Any]
+
+
+def without_fields(event: Event) -> Event:
+    """Return the event for followers who may not see what messages say, nor the texts of errors."""
+    hidden = ("fields", "error")
+    return event._replace(data={name: value for name, value in event.data.items() if name not in hidden})
+
+
+def parse_position(text: str) -> list[bytes]:
+    """Parse an event's ``id`` into ids: how far, in each source, a follower has come. ``0``: nowhere yet. Raises
+    ValueError.
+
+    >>> parse_position("5-1_7-0_0-0")
+    [b'5-1', b'7-0', b'0-0']
+    """
+    text = _BEGINNING if text == "0" else text
+    if not _POSITION.fullmatch(text) or not all(map(is_id, text.split("_"))):
+        raise ValueError("must be the id of an event, or 0 for all that is still there")
+    return [part.encode() for part in text.split("_")]
+
+
+def position_text(ids: Sequence[bytes]) -> str:
+    return b"_".join(ids).decode()
+
+
+def frame(event: Event, position: str = "") -> bytes:
+    """Encode an event for the wire. Only the last event of an entry has a position: a follower that lost the others
+    then gets all of them again."""
+    head = f"id: {position}\n" if position else ""
+    return f"{head}event: {event.name}\ndata: ".encode() + _dump(event.data) + b"\n\n"
+
+
+def _dump(data: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(data)
+    except TypeError:  # text that was not UTF-8
+        return orjson.dumps(
+            {name: repr(value) if isinstance(value, (str, dict)) else value for name, value in data.items()}
+        )
+
+
+def events_of(
+    source: int, entry_id: bytes, fields: Sequence[bytes], ticket_field: bytes, wanted: Collection[bytes]
+) -> Iterator[Event]:
+    """Yield the events of an entry of a source for the followers of the ``wanted`` tickets."""
+    if source == RUNS:
+        yield from _completed(entry_id, fields, wanted)
+        return
+    ticket = ticket_value(fields, ticket_field if source == ENTRIES else b"usher-ticket")
+    if ticket is None or ticket not in wanted:
+        return
+    data: dict[str, Any] = {"ticket_id": ticket.decode(errors="replace"), "time_ms": milliseconds(entry_id)}
+    if source == ENTRIES:
+        data["message_id"] = entry_id.decode()
+        if sum(map(len, fields)) <= _MOST_SHOWN:
+            data["fields"] = as_mapping(fields)
+        yield Event(ticket, "entry", data)
+        return
+    for name in ("id", "reason", "error", "error-type", "at", "attempts", "owner"):
+        value = first_value(fields, f"usher-{name}".encode())
+        if value is not None:
+            data["message_id" if name == "id" else name.replace("-", "_")] = value.decode(errors="replace")
+    yield Event(ticket, "dead_letter", data)
+
+
+def _completed(entry_id: bytes, fields: Sequence[bytes], wanted: Collection[bytes]) -> Iterator[Event]:
+    record = first_value(fields, b"batch")
+    texts = [orjson.dumps(ticket.decode("utf-8", "replace")) for ticket in wanted] if len(wanted) <= _FEW else []
+    if record is None or (texts and not any(text in record for text in texts)):
+        return
+    for run in decode_runs(record):
+        ticket = run.ticket.encode()
+        if ticket in wanted:
+            facts = run._asdict()
+            # A run log that also has executions that failed says so in their outcome.
+            name = "completed" if run.outcome in (DONE, MERGED) else "attempt"
+            # An execution that ended with its process could not say when.
+            ended = {"time_ms": run.end_us // 1000 if run.end_us else milliseconds(entry_id)}
+            ids = {"ticket_id": facts.pop("ticket"), "message_id": facts.pop("id")}
+            yield Event(ticket, name, ids | ended | facts)
+
+
+class TicketSnapshot(NamedTuple):
+    """The last view of a ticket: its row (as pages show it), and the attempts of its messages."""
+
+    row: Mapping[str, Any]
+    attempts: Mapping[str, int]
+
+
+def idle(ticket: bytes) -> dict[str, Any]:
+    return {"ticket_id": ticket.decode(errors="replace"), "state": TicketState.IDLE, "message_ids": []}
+
+
+def ruled(row: dict[str, Any], rule: Rule | None) -> dict[str, Any]:
+    """Return the row with the rule that holds: a ticket without an owner is ``paused`` by one, though the index, which
+    has records only of what is handed over, may know nothing of it. Its parked messages are not looked for here, so the
+    rule is shown also when none waits."""
+    if rule is None:
+        return row
+    kind = {TicketState.IDLE: "", TicketState.RETURNED: "returned"}.get(row["state"], "owned")
+    is_held = ticket_state(Seen(kind, rule=rule)).name is TicketState.PAUSED
+    return row | ({"state": TicketState.PAUSED} if is_held else {}) | {"rule": rule.told()}
+
+
+def changes(ticket: bytes, before: TicketSnapshot, now: TicketSnapshot) -> Iterator[Event]:
+    row = now.row
+    handed = before.row["message_ids"] if before.row.get("fence") == row.get("fence") else ()
+    if row["state"] == TicketState.HANDED_OVER and (fresh := [one for one in row["message_ids"] if one not in handed]):
+        facts = {name: row[name] for name in ("ticket_id", "owner", "consumer_name", "fence")}
+        yield Event(ticket, "hand_over", {**facts, "message_ids": fresh})
+    if (row["state"], row.get("rule")) != (before.row["state"], before.row.get("rule")):
+        yield Event(ticket, "state", dict(row))
+    for message_id, attempts in now.attempts.items():
+        if before.attempts.get(message_id) != attempts:
+            facts = {"ticket_id": row["ticket_id"], "message_id": message_id, "attempts": attempts}
+            yield Event(ticket, "attempt", facts)
+
+
+#: Seconds between two looks at the index for followed tickets.
+_LOOK_S = 0.2
+#: Seconds between two positions sent to a follower, so that it need not go back far, and to test its connection.
+_POSITION_S = 10.0
+#: Entries of a page.
+_PAGE = 500
+#: Bytes on their way to a follower, above which it gets no more of what it has missed: far below the bound at which it
+#: counts as not reading.
+_ENOUGH_BYTES = 65_536
+_EMPTY_S = 5.0
+#: Tickets whose rules are kept: a thousand patterns are not matched several times a second.
+_RULED = 10_000
+
+
+@dataclass(eq=False)
+class Follower:
+    """A follower of one ticket. ``position``: the last id it has of each source, None: what comes from now on is next;
+    ``behind``: it came back, and has not everything yet; ``with_fields``: it may see the contents of messages."""
+
+    ticket: bytes
+    position: list[bytes] | None
+    with_fields: bool
+    behind: bool = False
+    greeted: bool = False
+    live: LiveStream = field(init=False)
+
+
+class TicketFeed(Service):
+    """The service behind ``/events``. All its fields below the mailbox belong to its thread."""
+
+    name = "feed"
+
+    def __init__(self, link: Link, keys: Keys, ticket_field: str, streams: LiveStreams) -> None:
+        super().__init__()
+        self._link, self._keys = link, keys
+        self._streams = (keys.stream, keys.runs, keys.dead)
+        self._field = ticket_field.encode()
+        self._live = streams
+        self._mailbox: deque[tuple[str, Follower]] = deque()
+        self._followers: dict[bytes, dict[Follower, None]] = {}
+        self._seen: dict[bytes, TicketSnapshot] = {}
+        self._values: dict[bytes, tuple[bytes | None, str]] = {}  # the records and rules that _seen was made of
+        self._book, self._rule_of = Rulebook(), lru_cache(_RULED)(Rulebook().of)
+        self._look_at_s = 0.0
+        self._positions_at_s = 0.0
+
+    # -- from other threads
+
+    def follow(self, who: str, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> LiveStream:
+        """Begin an answer with the events of ``ticket`` from now on, and first those missed since ``position``. Raises
+        Problem."""
+        follower = Follower(ticket, position, with_fields, behind=position is not None)
+        follower.live = self._live.open(who, lambda: self._post("left", follower), lambda: self._written(follower))
+        self._post("came", follower)
+        return follower.live
+
+    def follow_message(self, who: str, uid: str, last: str) -> LiveStream:
+        """Begin an answer with what the handler of a message tells, behind the entry ``last``. Raises Problem."""
+        stream = self._keys.stream
+        if self._field == SCOPED_TICKET_FIELD:  # a handler's uid, where several streams are taken in
+            stream, _, uid = uid.partition("/")
+        live = self._live.open(who, lambda: None)
+        key = LogKeys(stream).followed(uid.encode()).removesuffix(b" 0")
+        live.response.response = self._told(live, key, last.encode())
+        return live
+
+    def _told(self, live: LiveStream, key: bytes, last: bytes) -> Iterator[bytes]:
+        """Yield what comes until the result, or until the reader has gone, which a write shows."""
+        link = Link(self._link.url, "master:answers")
+        with suppress(RedisTrouble), closing(link):  # after a trouble it comes back, and says where it was
+            while not live.closed:
+                yield b":\n\n"
+                read = ("XREAD", "COUNT", 100, "BLOCK", int(1000 * _EMPTY_S), "STREAMS", key, last)
+                for last, flat in (link.call(*read, block_s=_EMPTY_S) or [[key, []]])[0][1]:
+                    told = pairs(flat)
+                    what = b"failed" if b"failed" in told else b"progress" if b"part" in told else b"result"
+                    code = "latin-1" if b"bytes" in told else "utf-8"  # a letter for each byte
+                    data: dict[str, Any] = {name.decode(): one.decode(code, "replace") for name, one in told.items()}
+                    if b"json" in told:
+                        data["json"] = orjson.Fragment(told[b"json"])
+                    yield b"id: %b\nevent: %b\ndata: %b\n\n" % (last, what, orjson.dumps(data))
+                    if what != b"progress":
+                        return
+
+    def _written(self, follower: Follower) -> None:
+        if follower.behind:
+            self.wake()
+
+    def _post(self, what: str, follower: Follower) -> None:
+        self._mailbox.append((what, follower))
+        self.wake()
+
+    # -- the turn
+
+    def run_once(self) -> float:
+        for _ in range(len(self._mailbox)):
+            self._take(*self._mailbox.popleft())
+        if not self._followers:
+            self._seen.clear()
+            self._values.clear()
+            return _EMPTY_S
+        more = [self._pass_on(group) for group in self._groups()]
+        now = now_s()
+        if now >= self._look_at_s:
+            self._look_at_s = now + _LOOK_S
+            self._look()
+        if now >= self._positions_at_s:
+            self._positions_at_s = now + _POSITION_S
+            self._tell_positions()
+        return 0.0 if any(more) else _LOOK_S
+
+    def on_end(self) -> None:
+        self._link.close()
+
+    # -- its parts
+
+    def _take(self, what: str, one: Follower) -> None:
+        if what == "came":
+            if not one.live.closed:
+                self._followers.setdefault(one.ticket, {})[one] = None
+                self._tell_again(one.ticket)
+            return
+        followers = self._followers.get(one.ticket, {})
+        followers.pop(one, None)
+        if not followers:
+            self._followers.pop(one.ticket, None)
+            self._seen.pop(one.ticket, None)
+            self._values.pop(one.ticket, None)
+
+    def _tell_again(self, ticket: bytes) -> None:
+        """Let the next look, which is at once, send the state of a ticket, changed or not."""
+        self._values.pop(ticket, None)
+        self._look_at_s = 0.0
+
+    def _groups(self) -> list[list[Follower]]:
+        """Return the followers by their positions: most are where the streams end. Those that are behind get on as fast
+        as they read."""
+        everybody = [one for followers in self._followers.values() for one in followers]
+        if fresh := [one for one in everybody if one.position is None]:
+            ends = [bytes(facts.get(b"last-generated-id", ZERO)) for facts in self._facts()]
+            for one in fresh:
+                one.position = list(ends)
+        groups = defaultdict[tuple[Any, ...], list[Follower]](list)
+        for one in everybody:
+            if not one.behind or one.live.unwritten <= _ENOUGH_BYTES:
+                groups[(one.behind, *(one.position or ()))].append(one)
+        return list(groups.values())
+
+    def _pass_on(self, group: Sequence[Follower]) -> bool:
+        """Send followers at one position what comes next: a page of each source, in the order of time, up to where all
+        of them are known. Returns True when there is more to be read at once."""
+        behind, position = group[0].behind, list(group[0].position or ())
+        if behind and (
+            gone := [at for at, facts in enumerate(self._facts()) if self._is_gone(at, position[at], facts)]
+        ):
+            for follower in group:
+                # All that is there comes next; so the gap is sent once.
+                follower.position = [ZERO if at in gone else last for at, last in enumerate(position)]
+                self._send(follower, [_gap(follower.ticket, at, position[at]) for at in gone])
+            return True
+        asked = zip(self._streams, position, strict=True)
+        replies = self._ask([("XRANGE", key, b"(" + last, "+", "COUNT", _PAGE) for key, last in asked])
+        pages = [[Entry(*entry) for entry in page or ()] for page in replies]
+        known_to = min((rank(page[-1].id) for page in pages if len(page) == _PAGE), default=math.inf)
+        new = [(rank(entry.id), source, entry) for source, page in enumerate(pages) for entry in page]
+        wanted = defaultdict[bytes, list[Follower]](list)
+        for follower in group:
+            wanted[follower.ticket].append(follower)
+        for at, source, entry in sorted(new, key=lambda one: one[:2]):
+            if at > known_to:
+                break
+            position[source] = entry.id
+            self._dispatch(source, entry, wanted, position)
+        for follower in [one for some in wanted.values() for one in some]:
+            follower.position = list(position)
+            if behind and known_to == math.inf:
+                follower.behind = False
+                self._tell_again(follower.ticket)
+        return known_to < math.inf
+
+    def _dispatch(
+        self, source: int, entry: Entry, wanted: dict[bytes, list[Follower]], position: Sequence[bytes]
+    ) -> None:
+        """Send the events of an entry; who is behind and has enough on its way is wanted no more."""
+        found = self._events(source, entry, wanted)
+        for ticket in {one.ticket for one in found}:
+            mine = [one for one in found if one.ticket == ticket]
+            if source == RUNS and not wanted[ticket][0].behind:
+                mine = [*self._handed_meanwhile(ticket, mine), *mine]
+            for follower in wanted[ticket]:
+                follower.position = list(position)
+                self._send(follower, mine)
+            wanted[ticket] = [one for one in wanted[ticket] if not one.behind or one.live.unwritten <= _ENOUGH_BYTES]
+            if not wanted[ticket]:
+                del wanted[ticket]
+
+    def _events(self, source: int, entry: Entry, wanted: Any) -> list[Event]:
+        try:
+            return list(events_of(source, entry.id, entry.fields or (), self._field, wanted))
+        except (ValueError, KeyError, TypeError):
+            event("entry_unreadable", level=WARNING, source=SOURCES[source], entry=entry.id)
+            return []
+
+    def _handed_meanwhile(self, ticket: bytes, completed: Sequence[Event]) -> list[Event]:
+        known = self._seen.get(ticket)
+        handed = known.row["message_ids"] if known is not None else ()
+        return [
+            Event(ticket, "hand_over", _hand_over_of(one.data))
+            for one in completed
+            if one.data["message_id"] not in handed
+        ]
+
+    def _send(self, follower: Follower, events: Sequence[Event]) -> None:
+        for one in events:
+            one.data.setdefault("time_ms", wall_ms())
+        events = events if follower.with_fields else list(map(without_fields, events))
+        frames = [frame(one) for one in events[:-1]]
+        frames += [frame(one, position_text(follower.position or ())) for one in events[-1:]]
+        follower.live.send(b"".join(frames))
+
+    def _is_gone(self, source: int, last: bytes, facts: Mapping[bytes, Any]) -> bool:
+        """Return True when entries after ``last`` may be gone of a source with these facts; or all of an earlier stream
+        of that name, which a position above all ids is from."""
+        if last == ZERO:
+            return False
+        first, end = first_of(facts), facts.get(b"last-generated-id", ZERO)
+        if first is None or rank(last) > rank(end):
+            return rank(last) != rank(end)
+        # The leader trims the work stream all the time, but its ids are numbered without gaps.
+        is_next = source == ENTRIES and self._field == SCOPED_TICKET_FIELD and sequence(first) == sequence(last) + 1
+        return rank(first) > rank(last) and not is_next
+
+    def _facts(self) -> list[dict[bytes, Any]]:
+        return [pairs(facts or ()) for facts in self._ask([("XINFO", "STREAM", key) for key in self._streams])]
+
+    def _ask(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
+        """Return replies; None where there is no such stream, or none that can be read now."""
+        replies = self._link.pipeline(commands)
+        for reply in replies:
+            if isinstance(reply, Exception) and not isinstance(reply, CommandRefused):
+                raise reply
+        return [None if isinstance(reply, CommandRefused) else reply for reply in replies]
+
+    # -- the index
+
+    def _look(self) -> None:
+        tickets = list(self._followers)
+        for at in range(0, len(tickets), 1000):
+            some = tickets[at : at + 1000]
+            asked: list[tuple[str | bytes, ...]] = [
+                ("HMGET", self._keys.tickets, *some),
+                ("HGET", self._keys.counters, "rules"),
+            ]
+            values, version = self._link.all_of(asked)
+            if (version or b"") != self._book.version:
+                self._book = read_rules(self._link, self._keys)
+                self._rule_of = lru_cache(_RULED)(self._book.of)
+            held = [
+                (value, rule.told() if (rule := self._rule_of(ticket)) is not None else "")
+                for ticket, value in zip(some, values, strict=True)
+            ]
+            # Skip tickets that are idle and were so before: most are.
+            looked = zip(some, held, strict=True)
+            busy = [(ticket, now) for ticket, now in looked if now[0] is not None or self._values.get(ticket) != now]
+            rows = [self._row(ticket, value) for ticket, (value, _) in busy]
+            attempts = self._attempts([one for row in rows for one in row["message_ids"]])
+            # Not before: if Redis does not answer, the next look has to send these changes.
+            self._values.update(busy)
+            for (ticket, _), row in zip(busy, rows, strict=True):
+                self._tell_state(
+                    ticket, TicketSnapshot(row, {one: attempts[one] for one in row["message_ids"] if one in attempts})
+                )
+
+    def _row(self, ticket: bytes, value: bytes | None) -> dict[str, Any]:
+        row = idle(ticket) if value is None else {"message_ids": [], **ticket_row(ticket, value)}
+        return ruled(row, self._rule_of(ticket))
+
+    def _attempts(self, message_ids: Sequence[str]) -> dict[str, int]:
+        if not message_ids:
+            return {}
+        values = self._link.call("HMGET", self._keys.attempts, *message_ids)
+        counts = [(value or b"").partition(b" ")[0] for value in values]
+        return {one: int(count) for one, count in zip(message_ids, counts, strict=True) if count.isdigit()}
+
+    def _tell_state(self, ticket: bytes, now: TicketSnapshot) -> None:
+        before, self._seen[ticket] = self._seen.get(ticket), now
+        news = list(changes(ticket, before, now)) if before is not None else []
+        for follower in self._followers[ticket]:
+            if follower.behind:
+                continue
+            if not follower.greeted:
+                follower.greeted = True
+                self._send(follower, [Event(ticket, "state", dict(now.row))])
+            elif news:
+                self._send(follower, news)
+
+    def _tell_positions(self) -> None:
+        for followers in self._followers.values():
+            for follower in followers:
+                follower.live.send(f"id: {position_text(follower.position or ())}\n\n".encode())
+
+
+def _gap(ticket: bytes, source: int, last: bytes) -> Event:
+    facts = {"ticket_id": ticket.decode(errors="replace"), "time_ms": milliseconds(last)}
+    return Event(ticket, "gap", facts | {"source": SOURCES[source], "after": last.decode()})
+
+
+def _hand_over_of(completed: dict[str, Any]) -> dict[str, Any]:
+    owner = str(completed["consumer"])
+    facts = {"ticket_id": completed["ticket_id"], "owner": owner, "consumer_name": owner.rpartition(":")[0]}
+    facts |= {"fence": completed["fence"]}
+    return {**facts, "time_ms": completed["start_us"] // 1000, "message_ids": [completed["message_id"]]}
