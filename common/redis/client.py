@@ -16,7 +16,7 @@ import termios
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import hiredis
@@ -413,6 +413,12 @@ class Link:
     def _misled(self) -> None:
         if self._connection is not None and not self._is_fixed:
             misled(self.url, self._connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the connection. The next call reconnects, to wherever the server is then."""

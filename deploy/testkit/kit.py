@@ -14,6 +14,7 @@ import math
 import random
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from typing import Any, cast
 
@@ -154,7 +155,7 @@ class _WholeBackoff(random.Random):
         return 1.0
 
 
-class Kit:
+class Kit(AbstractContextManager["Kit"]):
     """A master and a consumer with ``handler`` (a function, or ``module:function``), on the empty Redis at ``url``.
 
     ``settings`` are those of consumers and masters, as in the environment: ``Kit(url, handle, max_attempts=3)``.
@@ -277,6 +278,9 @@ class Kit:
             link.close()
         if self._loop is not None:
             self._loop.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 

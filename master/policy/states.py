@@ -150,16 +150,18 @@ def _leased(seen: Seen) -> str:
 
 
 def _tried(seen: Seen) -> str:
-    failed = seen.attempts.failures + seen.attempts.crashes
     if seen.lease not in ("live", "paused"):
         return _leased(seen)
+    if seen.attempts.is_given_up:
+        return "given up by an operator; it ends unless the run under way succeeds"
     if seen.attempts.put_off:
         return "asked to be called again later"
+    failed = seen.attempts.failed
     return f"failed {failed}x; retrying" if failed else "its consumer was lost with it; retrying"
 
 
 def _put_off(seen: Seen) -> str:
-    until, failed = time_of_day(seen.due_ms), seen.attempts.failures
+    until, failed = time_of_day(seen.due_ms), seen.attempts.failed
     return f"failed {failed}x; next attempt at {until}" if failed else f"asked to be called again at {until}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.attempts import GIVEN_UP, Attempts
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.owner_words import HALTED, RETURNED
@@ -76,6 +76,8 @@ def test_a_message_that_failed_is_told_at_once() -> None:
     fails = head(sent_ms=_NOW - 10)
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1)}))
     assert (row["state"], row["attempts"], row["why"]) == ("retrying", 3, "failed 3x; retrying")
+    for known, why in ((Attempts(2, 2, 2), "failed 2x; retrying"), (Attempts(1, GIVEN_UP, 1), "given up by an op")):
+        assert rows(fails, seen=_SEEN._replace(attempts={fails.id: known}))[0]["why"].startswith(why)
     fails = head(handed_ms=_NOW - 10)
     known = {"attempts": {fails.id: Attempts(3, 3)}, "errors": {fails.id: LastError("x", since_ms=_NOW - 40_000)}}
     assert rows(fails, seen=_SEEN._replace(**known))[0]["since_ms"] == _NOW - 40_000, "its first failure"
