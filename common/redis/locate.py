@@ -81,7 +81,9 @@ def resolve_redis_url(settings: CommonSettings) -> str:
     up = find_local_instance(settings.state_folder)
     if up is None:
         looked_in = settings.state_folder / "up.json"
-        raise StartRefused(f"USHER_REDIS_URL is empty and no `usher up` is running (looked in {looked_in})")
+        raise StartRefused(
+            f"USHER_REDIS_URL is empty, and no `usher run` or `usher up` runs here (looked in {looked_in})"
+        )
     return _near(up.redis_url, settings)
 
 

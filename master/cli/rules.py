@@ -52,7 +52,7 @@ def _target(ticket: str | None, pattern: str | None, tenant: str | None, everyth
     given = [(target, value) for target, value in named if value is not None]
     given += [(Target.EVERYTHING, "")] * everything
     if len(given) != 1:
-        raise click.UsageError("give a ticket id, or --pattern GLOB, or --tenant NAME, or --all")
+        raise click.UsageError("give one of these: a ticket id, --pattern GLOB, --tenant NAME, --all")
     target, value = given[0]
     if (
         target is not Target.EVERYTHING
@@ -249,7 +249,7 @@ def _print_consumer(row: dict[str, Any]) -> None:
         return
     now_ms = wall_ms()
     running = [
-        (one["ticket_id"], one["id"], one["attempt"], span(now_ms - one["started_ms"]), "\n".join(one["stack"]))
+        (one["ticket_id"], one["id"], one["attempt"], span(now_ms - one["started_ms"]), " > ".join(one["stack"]))
         for one in process["running"]
     ]
     columns = ("ticket", "message", "attempt", "runs for", "stands at")

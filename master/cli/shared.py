@@ -25,7 +25,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
-from usher.master.insight.formatting import TICKET_COLUMNS
+from usher.master.insight.formatting import TICKET_COLUMNS, visible
 from usher.master.operations.action_log import By
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.policy.states import BAD, STATES, WARN
@@ -194,7 +194,7 @@ def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
 def tickets_table(
     rows: Sequence[dict[str, Any]], title: str = "Tickets in processing", shown: Sequence[str] = ()
 ) -> Table:
-    ticket, *names = TICKET_COLUMNS
+    ticket, *names = TICKET_COLUMNS, visible
     columns = (ticket, *shown_heads(shown), *names)
     cells = [
         (TICKET_COLUMNS[ticket](row), *shown_texts(row, shown), *(TICKET_COLUMNS[name](row) for name in names))
@@ -211,7 +211,7 @@ def unblock_hint(row: dict[str, Any]) -> str | None:
         return None
     letter = row.get("dead_letter")
     ids = row.get("message_ids") or ["?"]
-    why = f" ({letter['reason']}: {letter['error'][:200]})" if letter else ""
+    why = f" ({letter['reason']}: {visible(letter['error'], 200)})" if letter else ""
     ticket = shlex.quote(row["ticket_id"])
     ways = f"`usher dead redrive --all --ticket {ticket}` runs it again, `usher dead drop --all --ticket {ticket}`"
     return escape_control(f"  {row['ticket_id']} waits for message {ids[0]}{why}: {ways} skips it")

@@ -27,7 +27,7 @@ from usher.master.cli.shared import (
     table,
 )
 from usher.master.cli.verbs import asked_of, asks, place_command, shelf_command
-from usher.master.insight.formatting import moment
+from usher.master.insight.formatting import moment, visible
 from usher.master.operations.delayed_messages import check_due
 from usher.master.policy.letters import DeadLetter
 from usher.master.verbs.verbs import DELAYED, LETTERS, VERBS, MovedDelayed
@@ -73,7 +73,7 @@ def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Seq
             letter.ticket.decode(errors="replace"),
             *chosen,
             letter.message_id.decode(errors="replace"),
-            (f"{letter.reason}: {letter.error[:80]}" if letter.error else letter.reason)
+            (f"{letter.reason}: {visible(letter.error, 80)}" if letter.error else letter.reason)
             + (f" in {letter.at}" if letter.at else ""),
             letter.attempts,
             label(letter.policy),
@@ -124,7 +124,7 @@ def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
     fields, trace = document.pop("message_fields"), document.pop("traceback")
     screen = console()
     screen.print(table("Dead letter", ("", ""), _for_people(found[0])))
-    screen.print(table("Fields of the message", ("name", "value"), [(name, value[:1000]) for name, value in fields]))
+    screen.print(table("Fields of the message", ("name", "value"), [(name, visible(value)) for name, value in fields]))
     if trace:
         click.echo("".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in trace))
 

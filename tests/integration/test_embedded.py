@@ -344,7 +344,7 @@ def test_without_either_the_line_names_the_setting_and_where_it_looked(tmp_path:
         resolve_redis_url(_settings(tmp_path))
     assert (
         str(refused.value)
-        == f"USHER_REDIS_URL is empty and no `usher up` is running (looked in {tmp_path / 'up.json'})"
+        == f"USHER_REDIS_URL is empty, and no `usher run` or `usher up` runs here (looked in {tmp_path / 'up.json'})"
     )
 
 

@@ -111,6 +111,13 @@ class TestChange:
         assert told.told == "drain consumer a: set; 4 already handed over will finish"
         assert pause(rules, b"T\x1b").told == "pause ticket T\\x1b: set; nothing of it is in processing"
 
+    def test_it_tells_what_it_ends(self, rules: LiveRules) -> None:
+        """`usher slow` let a ticket go on that was paused, and said "replaced"."""
+        pause(rules)
+        slowed = rules.set(Rule(Target.TICKET, "T", RuleAction.SLOW, 5.0), _ALICE)
+        assert "it is no longer paused by alice: why (rule " in slowed.told
+        assert "it is no longer slowed to 5/s" in pause(rules).told and "no longer" not in pause(rules).told
+
     @pytest.mark.parametrize("spoilt", ["rules", "counters", "changed", "actions"])
     def test_a_key_of_the_wrong_type_stops_it_before_anything_has_changed(
         self, world: World, rules: LiveRules, spoilt: str
