@@ -194,7 +194,7 @@ def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
 def tickets_table(
     rows: Sequence[dict[str, Any]], title: str = "Tickets in processing", shown: Sequence[str] = ()
 ) -> Table:
-    ticket, *names = TICKET_COLUMNS, visible
+    ticket, *names = TICKET_COLUMNS
     columns = (ticket, *shown_heads(shown), *names)
     cells = [
         (TICKET_COLUMNS[ticket](row), *shown_texts(row, shown), *(TICKET_COLUMNS[name](row) for name in names))
