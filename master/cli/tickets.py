@@ -264,7 +264,9 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
     if not groups:
         given_up = f"; given up: {pluralize(letters, 'dead letter')} (`usher dead list`)" if letters else ""
         calm = (
-            "nothing is stuck" if overview.last["consumers"]["live"] else "no consumer is live: nothing more is handled"
+            "nothing is stuck"
+            if overview.last["consumers"]["live"]
+            else "no consumer is live: nothing more is handled (`usher consumers list`)"
         )
         click.echo(f"{calm}{given_up}")
     elif is_cut:

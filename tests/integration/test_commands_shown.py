@@ -166,7 +166,7 @@ def test_what_fails_is_listed_by_its_error_and_in_groups(world: World) -> None:
 
 def test_where_nothing_is_stuck_what_was_given_up_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("usher.master.cli.tickets._BETWEEN_S", 0.0)
-    assert shown(world, "stuck").output == "no consumer is live: nothing more is handled\n"
+    assert shown(world, "stuck").output == "no consumer is live: nothing more is handled (`usher consumers list`)\n"
     world.join("z")
     assert shown(world, "stuck").output == "nothing is stuck\n"
     letters(world, _TICKET, b"other")

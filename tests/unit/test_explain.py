@@ -124,7 +124,8 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "parked, all drain": (
         *(ticket(parked=(A,), crowd=ConsumerTotals(draining=2, paused=1, revoked=4)), "waiting", "none_accepts"),
-        "12-0 waits: none of the 7 consumers takes work (0 starting, 1 paused, 2 draining, 4 revoked)",
+        "12-0 waits: of 7 consumers none takes work (0 starting, 1 paused, 2 draining, 4 revoked);"
+        " `usher consumers resume NAME` ends an operator's drain",
     ),
     "parked, all full": (
         *(ticket(parked=(A,), crowd=ConsumerTotals(live=2)), "waiting", "consumers_full"),

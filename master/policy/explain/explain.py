@@ -449,7 +449,8 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
         return Reason("no_consumers", text), "a consumer", 0
     if crowd.live == 0:
         told = f"{crowd.starting} starting, {crowd.paused} paused, {crowd.draining} draining, {crowd.revoked} revoked"
-        text = f"{what} waits: none of the {crowd.all} consumers takes work ({told})"
+        way = "; `usher consumers resume NAME` ends an operator's drain" if crowd.paused else ""
+        text = f"{what} waits: of {pluralize(crowd.all, 'consumer')} none takes work ({told}){way}"
         return Reason("none_accepts", text), "a consumer that takes work", 0
     if rule is not None and rule.action is RuleAction.SLOW and facts.board is not None and facts.board.due_ms:
         due_ms = facts.board.due_ms
