@@ -180,7 +180,7 @@ def test_each_trouble_has_its_sentence_and_the_worst_comes_first() -> None:
         ]
     assert told(consumers={"lost": 1}, halted=2) == [
         ("bad", "2 tickets halted by a dead letter: redrive or drop it"),
-        ("warn", "1 consumer lost; their messages are being taken back"),
+        ("warn", "1 consumer lost; others get what was theirs"),
     ]
     assert told(lag=5000, oldest_ms=_NOW - 90_000) == [("warn", "The consumers are behind: 5,000 messages are unread")]
 
@@ -363,7 +363,10 @@ def test_what_waits_while_others_are_handled_is_queued_and_not_stuck() -> None:
     head = Head(b"T", b"", 0, b"%d-0" % (_THEN - 100_000), 1)
     row = describe(head, StuckContext({}, {}, {}, {}, queue=queue.text), _THEN)
     assert (row["state"], row["why"]) == ("queued", queue.text)
-    put_off = [_row(n, b"waits@%d" % (_THEN + n), None) for n in range(3)]
-    [group, later] = TicketGroups().merged([row | {"shown": "T"}, row | {"shown": "U"}, *put_off])
+    put_off = [_row(n, b"waits@%d" % (_THEN + n), None, attempts=Attempts(1)) for n in range(3)]
+    put_off += [held := _row(n, b"waits@%d" % (_THEN + n), None) for n in (3, 4)]
+    assert held["why"].startswith("not tried before "), "an outage holds it: it asked for nothing"
+    [group, later, alike] = TicketGroups().merged([row | {"shown": "T"}, row | {"shown": "U"}, *put_off])
     assert group["told"].startswith("2 tickets queued: for their turn, since")
     assert later["told"].startswith("3 tickets put off: asked to be called again later, since"), "whatever their times"
+    assert alike["told"].startswith("2 tickets put off: all of its tenant, or of its kind, fail alike, since")

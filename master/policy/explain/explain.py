@@ -38,7 +38,7 @@ from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.board.plans import BoardFacts
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule, RuleAction, Target
-from usher.master.policy.states import BY_NAME, Queue, last_error, told_alike, tried
+from usher.master.policy.states import BY_NAME, OUTAGE, Queue, last_error, told_alike, tried
 from usher.master.policy.ticket_orders import LETTER_UNKNOWN
 
 #: Codes of what a ticket waits for while others are handled.
@@ -412,7 +412,7 @@ def _put_off(facts: TicketFacts) -> _Told:
         most = facts.error.most if facts.error is not None else 0
         told = f"{_id(first)}: {_attempt(known.starts, known.failures, most)} failed. Next attempt at {until}."
     elif not known.starts:
-        told = f"{_id(first)} waits until {until}: all of its tenant, or of its kind, fail alike"
+        told = f"{_id(first)} waits until {until}: {OUTAGE}"
     reason = Reason("put_off", told)
     if alike := told_alike(facts.error):
         reason = Reason("fails_alike", f"{_id(first)} {alike}. Its turn comes in {due} at the latest.")

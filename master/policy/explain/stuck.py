@@ -21,7 +21,18 @@ from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.rules import Rulebook
-from usher.master.policy.states import BAD, BY_NAME, LISTED, WARN, Seen, kind_of, ticket_state, told_alike, tried
+from usher.master.policy.states import (
+    BAD,
+    BY_NAME,
+    LISTED,
+    OUTAGE,
+    WARN,
+    Seen,
+    kind_of,
+    ticket_state,
+    told_alike,
+    tried,
+)
 
 #: A head that has stood still for less, in ms, is not shown: at full speed there is always an oldest one.
 STUCK_MS = 5_000
@@ -171,7 +182,7 @@ def key_of(row: Mapping[str, Any]) -> GroupKey:
     if state in (TicketState.HALTED, TicketState.RETRYING):
         return state, ""
     if (calm := _ALL_ALIKE.get(state)) is not None:
-        return state, calm
+        return state, OUTAGE if state == TicketState.PUT_OFF and not row["attempts"] else calm
     return state, f"on {row['consumer']}" if row["consumer"] else row["why"]
 
 
@@ -321,7 +332,7 @@ def _of_programs(seen: Mapping[str, Any]) -> list[dict[str, str]]:
         some = states["draining"] or states["paused"]
         waits = "those that drain or are paused take nothing more" if some else "nothing is handled"
         found.append(_alarm(BAD, f"No consumer is live: {waits}", "/consumers"))
-    for state, says in (("lost", "lost; their messages are being taken back"), ("revoked", "not answering over HTTP")):
+    for state, says in (("lost", "lost; others get what was theirs"), ("revoked", "not answering over HTTP")):
         if states[state]:
             found.append(_alarm(WARN, f"{pluralize(states[state], 'consumer')} {says}", "/consumers"))
     return found
