@@ -17,6 +17,7 @@ from usher.common.base.errors import ReplyUnknown
 from usher.common.base.text import escape_control, label, pluralize
 from usher.common.cli.progress import progress
 from usher.common.protocol.stream_id import is_id
+from usher.common.runtime.signals import UntilSignal
 from usher.master.cli.shared import (
     YES,
     caller,
@@ -217,15 +218,13 @@ def _carry_out(job: BulkJob, pages: Iterator[Sequence[Any]]) -> int:
     """Do it to all of these, and return the exit code."""
     ended, code = FAILED, 0
     try:
-        with progress() as show:
+        with progress() as show, UntilSignal() as until:
             for page in pages:
-                for _ in job.take(page, functools.partial(_carried_out, job.verb)):
+                for _ in job.take(page, functools.partial(_carried_out, job.verb, until)):
                     show(job.verb.word, job.outcomes.total(), job.count)
-                if job.is_over:
+                if job.is_over or until.came:
                     break
-        ended = ""
-    except KeyboardInterrupt:
-        code, ended = 130, ""
+        ended, code = "", 130 if until.came else 0
     finally:
         if job.verb.noted and (job.outcomes or ended):
             on = job.shelf.on([*job.touched], job.args) + (f": {job.told}" if job.told else "")
@@ -234,9 +233,11 @@ def _carry_out(job: BulkJob, pages: Iterator[Sequence[Any]]) -> int:
     return code or int(any(word not in job.shelf.good for word in job.outcomes))
 
 
-def _carried_out(verb: Verb, view: View, items: Sequence[Any], args: Args) -> list[Any]:
-    """Return the results of one batch. When the answer is lost, the same is asked again: what is gone then was done
-    before."""
+def _carried_out(verb: Verb, until: UntilSignal, view: View, items: Sequence[Any], args: Args) -> list[Any]:
+    """Return the results of one batch; after a signal, of none: what was done is counted. When the answer is lost, the
+    same is asked again: what is gone then was done before."""
+    if until.came:
+        return []
     for number in range(_TRIES):
         try:
             results = list(verb.run(view, items, args))

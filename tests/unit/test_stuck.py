@@ -288,6 +288,14 @@ def test_a_group_of_which_only_what_failed_was_counted_has_all_of_its_rows() -> 
     assert (on_c3["tickets"], on_c3["messages"]) == (40, 40)
 
 
+def test_what_waits_behind_is_counted_where_rows_know_it() -> None:
+    """A halted ticket of three messages was one message, and its row said 2 behind."""
+    groups = TicketGroups()
+    groups.add(_row(1, b"halted", _KEY_ERROR) | {"behind_is_exact": False})
+    [halted] = groups.merged([_row(1, b"halted", _KEY_ERROR, behind=2)])
+    assert halted["told"].endswith("in all 3 messages wait")
+
+
 def test_what_is_known_of_some_tickets_alone_is_told_as_the_least() -> None:
     counted = TicketGroups()
     counted.add(_row(1, b"halted", _KEY_ERROR))

@@ -227,8 +227,8 @@ class TicketGroups:
             else:
                 more.add(row)
         known = [
-            _larger(group, fresh.get(key, []))
-            | {"messages_are_all": has_all or group["messages_are_all"], "rows": fresh.get(key, group["rows"])[:SHOWN]}
+            (larger := _larger(group, fresh.get(key, [])))
+            | {"messages_are_all": has_all or larger["messages_are_all"], "rows": fresh.get(key, group["rows"])[:SHOWN]}
             | {"tickets_are_all": True}
             for key, group in self._groups.items()
         ]
@@ -247,10 +247,13 @@ class TicketGroups:
 
 
 def _larger(group: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    messages, has_all = sum(1 + row["behind"] for row in rows), len(rows) >= group["tickets"]
+    group = group | {"messages": max(messages, group["messages"])}
+    if has_all and all(row["behind_is_exact"] for row in rows):
+        group = group | {"messages": messages, "messages_are_all": True}
     if len(rows) <= group["tickets"]:
         return group
-    messages, since_ms = sum(1 + row["behind"] for row in rows), min(row["since_ms"] for row in rows)
-    return group | {"tickets": len(rows), "messages": max(messages, group["messages"]), "since_ms": since_ms}
+    return group | {"tickets": len(rows), "since_ms": min(row["since_ms"] for row in rows)}
 
 
 def told(group: Mapping[str, Any]) -> str:
