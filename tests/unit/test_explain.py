@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.attempts import GIVEN_UP, Attempts
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.membership.consumer_http import read_answer
 from usher.master.policy.board.plans import BoardFacts
@@ -55,6 +55,10 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     "runs, and Redis takes no writes": (
         *(owned(RUNS, refuses_writes=FULL), "running", "handler_runs"),
         f"12-0 has run on c3 for 41 s: attempt 1 of 5 (start 2), fencing token {FENCE}",
+    ),
+    "runs, and was given up": (
+        *(owned(RUNS, attempts={A: Attempts(2, GIVEN_UP)}), "running", "handler_runs"),
+        f"12-0 has run on c3 for 41 s: the last attempt, given up by an operator (start 2), fencing token {FENCE}",
     ),
     "runs": (
         owned(RUNS),

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from usher.common.base.text import pluralize, span, time_of_day
-from usher.common.protocol.attempts import NEVER, Attempts, attempts_told
+from usher.common.protocol.attempts import GIVEN_UP, NEVER, Attempts, attempts_told
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.protocol.ticket_states import TicketState
@@ -347,6 +347,7 @@ def _suspicion(facts: TicketFacts, entry_id: bytes) -> str:
 def _attempt(start: int, number: int, most: int) -> str:
     """Name an attempt: the start that it is (or was), if others were not charged."""
     told = f"attempt {number:,}{f' of {most:,}' if most else ''}" if number else "an uncharged attempt"
+    told = "the last attempt, given up by an operator" if number >= GIVEN_UP else told
     return told if start == number else f"{told} (start {start:,})"
 
 
