@@ -318,8 +318,7 @@ def send(flags: dict[str, Any], **given: Any) -> None:
             source = incidents(given["simulate"], given["tickets"], given["seed"])
         _check_time(source)
         check_reachable(url)
-        link = Link(url, "usher:send")
-        stack.callback(link.close)
+        link = stack.enter_context(Link(url, "usher:send"))
         sender = Sender(link, settings.one_stream, settings.ticket_field, dedup_s=given["dedup"] or 0.0)
         if given["dedup"]:
             source = _recognisable(source, given)

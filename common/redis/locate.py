@@ -119,15 +119,13 @@ def check_at_start(url: str, leases_s: Mapping[str, float]) -> None:
 
 def check_leases(url: str, leases_s: Mapping[str, float]) -> None:
     """Raise StartRefused unless Redis is near enough to keep these leases, by setting; RedisTrouble when it is away."""
-    link, took_s = Link(url, "usher:check"), []
-    try:
+    took_s = []
+    with Link(url, "usher:check") as link:
         link.call("PING")
         for _ in range(_PINGS):
             sent_s = now_s()
             link.call("PING")
             took_s.append(now_s() - sent_s)
-    finally:
-        link.close()
     for setting, lease_s in leases_s.items():
         if (shortest_s := _ROUND_TRIPS * min(took_s)) > lease_s:
             raise StartRefused(

@@ -87,9 +87,9 @@ def configured(flags: dict[str, Any], role: str, timeout_s: float = 5.0) -> Iter
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
     check_reachable(url)
-    link = Link(url, f"usher:{role}", timeout_s)
     try:
-        yield View(settings, link, Keys(settings.work_stream, settings.group), ask=partial(_ask, settings))
+        with Link(url, f"usher:{role}", timeout_s) as link:
+            yield View(settings, link, Keys(settings.work_stream, settings.group), ask=partial(_ask, settings))
     except GroupMissing as missing:
         raise StartRefused(
             f"USHER_GROUP: stream {settings.work_stream} has no group {settings.group}. The master that leads makes it"
@@ -99,8 +99,6 @@ def configured(flags: dict[str, Any], role: str, timeout_s: float = 5.0) -> Iter
     except (RedisTrouble, CommandRefused) as trouble:
         setting = "USHER_TICKET_STREAM" if "WRONGTYPE" in str(trouble) else "USHER_REDIS_URL"
         raise StartRefused(f"{setting}: {trouble}") from trouble
-    finally:
-        link.close()
 
 
 def shown_heads(names: Sequence[str]) -> list[str]:

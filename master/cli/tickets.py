@@ -263,11 +263,8 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
             click.echo(escape_control(f"  {way}"))
     if not groups:
         given_up = f"; given up: {pluralize(letters, 'dead letter')} (`usher dead list`)" if letters else ""
-        calm = (
-            "nothing is stuck"
-            if overview.last["consumers"]["live"]
-            else "no consumer is live: nothing more is handled (`usher consumers list`)"
-        )
+        calm = "no consumer is live: nothing more is handled (`usher consumers list`)"
+        calm = "nothing is stuck" if overview.last["consumers"]["live"] else calm
         click.echo(f"{calm}{given_up}")
     elif is_cut:
         click.echo(f"tickets that have not failed are counted among the {MOST} oldest of each state only")

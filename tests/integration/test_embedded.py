@@ -31,11 +31,8 @@ _PATIENCE_S = 15.0
 
 
 def _call(url: str, *command: str | int) -> object:
-    link = Link(url, "test")
-    try:
+    with Link(url, "test") as link:
         return link.call(*command)
-    finally:
-        link.close()
 
 
 def _children() -> set[int]:

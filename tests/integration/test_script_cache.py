@@ -117,20 +117,14 @@ def test_every_script_is_understood_by_the_server_with_and_without_its_first_lin
 
 
 def test_after_a_restart_of_the_server_the_first_call_succeeds(tmp_path_short: Path) -> None:
-    server = EmbeddedRedis(tmp_path_short, port=None, durable=False)
-    server.start()
-    link = Link(server.url, "test")
-    runner = ScriptRunner(link)
-    try:
+    with EmbeddedRedis(tmp_path_short, port=None, durable=False) as server, Link(server.url, "test") as link:
+        runner = ScriptRunner(link)
         runner.run("next_generation", ("counters",), ())
         server.stop()
         server.start()
         with pytest.raises(ReplyUnknown):
             runner.run("next_generation", ("counters",), ())  # the old connection
         assert int(runner.run("next_generation", ("counters",), ())) > 0
-    finally:
-        link.close()
-        server.stop()
 
 
 def test_all_scripts_are_read_at_once_and_none_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
