@@ -8,6 +8,7 @@ other. The priority is a number from 0 to 9; 0, the default, is the least.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from usher.common.protocol.message import first_value
@@ -48,6 +49,7 @@ class MarkFields(NamedTuple):
     by_stream: bool = False
 
     @property
+    @cache  # noqa: B019 - asked for each message, of the one value that a process has
     def names(self) -> tuple[bytes, bytes]:
         tenant = self.tenant.encode()
         if self.tenant == _STREAM or self.tenant.startswith(_TICKET):

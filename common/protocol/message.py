@@ -91,10 +91,8 @@ def ticket_key(value: object) -> bytes:
 def first_value(fields: Sequence[bytes], name: bytes) -> bytes | None:
     """Return the value of the first field ``name`` in a flat list of names and values. The first, not the last, because
     the scripts read the ticket so."""
-    for at in range(0, len(fields), 2):
-        if fields[at] == name:
-            return fields[at + 1]
-    return None
+    names = fields[::2]
+    return fields[2 * names.index(name) + 1] if name in names else None
 
 
 def ticket_value(fields: Sequence[bytes], name: bytes) -> bytes | None:

@@ -64,7 +64,8 @@ class LaneWorker(Service):
         count = 0
         while (message := next_message(lane)) is not None:
             start_us = end_us
-            if is_plain and message.plain and not (message.attempt or outages.known):
+            is_free = not outages.known or outages.is_quiet(message.ticket)
+            if is_plain and is_free and message.plain and not message.attempt:
                 executor.begin(message, start_us)
             elif not executor.admit(lane, message, start_us):
                 return None
@@ -251,7 +252,8 @@ class AsyncPool(Service):
         began_us = end_us = run_us()
         while is_fit and count < _SLICE and (message := executor.next_message(lane)) is not None:
             start_us = run_us()
-            if executor.is_plain and message.plain and not (message.attempt or executor.outages.known):
+            is_free = not executor.outages.known or executor.outages.is_quiet(message.ticket)
+            if executor.is_plain and is_free and message.plain and not message.attempt:
                 executor.begin(message, start_us)
             elif not executor.admit(lane, message, start_us):
                 return True

@@ -247,7 +247,7 @@ class Executor:
         if self._limit_s:
             self.running.pop(id(message), None)
         self.handled += 1
-        if self.outages.known:
+        if self.outages.known and not self.outages.is_quiet(message.ticket):
             self._go_on(self.outages.done(message, self.clock(), not (lane.queue or lane.early)))
         message.start_us, message.end_us = start_us, end_us
         if self.besides:

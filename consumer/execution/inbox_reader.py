@@ -119,7 +119,7 @@ class InboxReader(Service):
         # Fences that were closed before the inbox was read, if it had no more than these records.
         self._closed: list[tuple[bytes, int]] = []
         self._last_record = ZERO  # id of the last record whose messages are in the lanes
-        self._trimmed = ZERO  # id of the last record that is gone from the inbox
+        self._trimmed, self._untrimmed = ZERO, 0  # the last record that is gone from the inbox, and how many may go
         self._record_bytes = 0.0  # of bodies in a record, as the last read brought them
         self._is_idle = False  # the last read brought nothing: the next one asks for no more than it must
         self._page_size = FIRST_PAGE  # most messages fetched by one call
@@ -187,7 +187,10 @@ class InboxReader(Service):
 
     def _ask(self, block_ms: int | None, count: int) -> tuple[list[InboxRecord], bool]:
         last = self._last_record
-        trim = [("XTRIM", self._inbox, "MINID", after(last))] if last != self._trimmed else []  # refused: next time
+        # Not with each read, which may bring one message.
+        is_worth_it = self._is_idle or self._untrimmed * max(1.0, self._record_bytes / _HEAVY) >= _MOST_RECORDS
+        is_due = is_worth_it and last != self._trimmed
+        trim = [("XTRIM", self._inbox, "MINID", after(last))] if is_due else []  # refused: next time
         asked = [read_command(self._inbox, last, block_ms, count), *([] if self._is_idle else [self._any_tried])]
         try:
             replies = self._link.pipeline([*trim, *asked], (block_ms or 0) / 1000)[len(trim) :]
@@ -197,13 +200,15 @@ class InboxReader(Service):
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        self._trimmed = last
+        if trim:
+            self._trimmed, self._untrimmed = last, 0
         records = list(parse_inbox(replies[0]))
         any_tried = replies[1] if len(replies) > 1 else records and self._link.call(*self._any_tried)
         self._is_idle = not records
         for record in records:
             if not (record.given or record.order or record.recalled):
                 event(log, "inbox_record_unknown", level=logging.ERROR, consumer=self._incarnation, record=record.id)
+        self._untrimmed += len(records)
         if records:
             self._record_bytes = sum(record.size for record in records) / len(records)
         return records, bool(any_tried)

@@ -32,6 +32,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -93,10 +94,7 @@ class FairLanes(deque[Lane]):
         tenant = marks[-1].tenant
         turn = self._turns[tenant] = max(self._turn, self._turns.get(tenant, 0.0)) + 1 / self._weights.get(tenant, 1.0)
         place = self._places[lane.ticket] = (-max((mark.priority for mark in marks), default=0), turn)
-        at = len(self)
-        while at and self._places[self[at - 1].ticket] > place:  # of a flood, the new one is the last
-            at -= 1
-        self.insert(at, lane)
+        self.insert(bisect_right(self, place, key=lambda one: self._places[one.ticket]), lane)
 
     def popleft(self) -> Lane:
         is_urgent = self._places[self[0].ticket][0] < self._places[self[-1].ticket][0]

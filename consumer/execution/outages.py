@@ -165,6 +165,7 @@ class Outages:
         self.slots = 64
         self._wondered_s = 0.0
         self._asked: set[bytes] = set()  # tickets that an operator wants to be tried now
+        self._is_quiet = False  # a success has found that it changes nothing, and nothing has failed since
 
     @property
     def go_on(self) -> int:
@@ -177,9 +178,15 @@ class Outages:
         """Return how many tickets wait: a glance, without the lock."""
         return sum(len(outage.tickets) for outage in [*self.known.values()] if outage.is_on)
 
+    def is_quiet(self, ticket: bytes) -> bool:
+        """Return whether neither a start nor a success of this ticket changes anything: a glance, without the lock.
+        Where one of a hundred fails, that is so for nearly all."""
+        return self._is_quiet and ticket not in self._of
+
     def failed(self, message: Message, sign: Sign, how: str, now_s: float) -> Wait | None:
         """Take a failure; return the wait of its message, or None where it is charged."""
         with self._lock:
+            self._is_quiet = False
             outage = self.known.get(sign)
             if outage is None:
                 if len(self.known) >= _MOST_SIGNS:
@@ -312,6 +319,7 @@ class Outages:
     def overdue(self, now_s: float) -> list[GoOn]:
         """Return who goes on though nothing is done here any more, since other consumers have done those before."""
         with self._lock:
+            self._is_quiet = False
             over = [one for one in self.known.values() if not one.is_on and now_s >= one.last_s + _GONE_S]
             return [GoOn((), self._next(one, now_s, True), one.sign) for one in over if one.waiting]
 
@@ -342,7 +350,9 @@ class Outages:
         ``is_last``: nothing more of its ticket is here."""
         with self._lock:
             given = message, ("", *self.kinds_of(message)), now_s, is_last
-            return [on for outage in [*self.known.values()] if (on := self._done(outage, *given))]
+            gone_on = [on for outage in [*self.known.values()] if (on := self._done(outage, *given))]
+            self._is_quiet = not any(one.is_on or one.waiting or one.failing for one in self.known.values())
+            return gone_on
 
     def _done(
         self, outage: Outage, message: Message, kinds: Iterable[object], now_s: float, is_last: bool

@@ -10,8 +10,9 @@ from usher.master.settings import MasterSettings
 
 #: Most entries read, and handed over, at once, of up to 7 consumers: Redis answers nobody else for some 2 ms.
 BATCH = 1000
-#: Most entries of one ticket handed over at a time: with half of them done the leader hears of it in time for more.
-TICKET_WINDOW = 512
+#: Most entries of one ticket handed over at a time: with half of them done the leader hears of it in time for more. Half
+#: of what a consumer takes (USHER_CAPACITY), so that one ticket whose handler is slow leaves room for others.
+TICKET_WINDOW = 1024
 #: Seconds of work that a consumer is given at a time, as it was seen to finish: less, and it waits for round trips;
 #: more, and a drain or a new consumer finds little to move.
 WORK_S = 1.0

@@ -15,8 +15,8 @@ from usher.consumer.handlers.message import Message
 from usher.master.leader.leader_scripts import LeaderScripts
 
 _HIGHEST = b"18446744073709551615-18446744073709551615"
-#: Records that a reader leaves in its inbox at most: those of its last read.
-_MOST_LEFT = 16
+#: Records that a reader leaves in its inbox at most, if they are small.
+_MOST_LEFT = 17
 
 
 class Play:
@@ -226,9 +226,17 @@ def test_an_inbox_that_has_grown_long_is_read_and_trimmed_in_a_few_reads(play: P
 
 def test_the_inbox_is_trimmed_when_nothing_comes_any_more(play: Play) -> None:
     _give_many(play, 5, play.consumer.read)
-    assert play.in_inbox() == 1
-    assert play.consumer.read() == 0
+    assert play.in_inbox() == 5
+    assert [play.consumer.read(), play.consumer.read()] == [0, 0]
     assert play.in_inbox() == 0
+
+
+def test_large_records_do_not_stay_in_the_inbox_until_there_are_many(play: Play) -> None:
+    ids = [play.world.add(b"%d-1" % number, FIELD, b"T%d" % number, b"body", b"x" * 7000) for number in range(1, 40)]
+    for at in range(0, 39, 13):
+        play.give({b"T%d" % (number + 1): [ids[number]] for number in range(at, at + 13)})
+        assert play.consumer.read() == 13
+    assert play.in_inbox() == 1
 
 
 # ---- messages ----

@@ -244,3 +244,19 @@ def test_the_type_of_an_error_its_cause_or_its_part_tells_of_a_connection(raised
     wrapped.__cause__ = raised
     assert tells_of_connection(wrapped) is is_one
     assert tells_of_connection(ExceptionGroup("of a task group", [ValueError(), raised])) is is_one
+
+
+def test_while_few_fail_the_others_are_not_asked_about_one_by_one_and_after_a_failure_they_are() -> None:
+    outages = Outages()
+    failing(outages, "a1", OTHER, 10.0)
+    assert not outages.is_quiet(b"b1"), "its success ends the silence of its kind"
+    outages.done(message("b1"), 10.1)
+    assert (outages.is_quiet(b"b2"), outages.is_quiet(b"a1")) == (True, False)
+    failing(outages, "a2", OTHER, 10.2)
+    assert not outages.is_quiet(b"b2")
+    outages.done(message("b2"), 10.3)
+    outages.overdue(11.0)
+    assert not outages.is_quiet(b"b3"), "once a second it is noted that others are done"
+    assert failing(outages, "a1 a2 a3", DECLARED, 11.1) == [True] * 3
+    outages.done(message("b3"), 11.2)
+    assert not outages.is_quiet(b"b4")

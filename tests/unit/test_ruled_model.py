@@ -114,12 +114,12 @@ class RuledMachine(BoardMachine):
     def memory_is_full(self) -> None:
         """Drop from memory what paused and waiting tickets have parked; no other ticket loses what may go out next."""
         others = {
-            name: list(ticket.parked)[: self.board._window]
+            name: list(ticket.parked)[: self.board._limiter._most_kept]
             for name, ticket in self.board.tickets.items()
             if self.board.rules.of(name) is None and ticket.standing is not Standing.WAITING
         }
         self.board.unload()
-        assert others == {name: list(self.board.tickets[name].parked)[: self.board._window] for name in others}
+        assert others == {name: list(self.board.tickets[name].parked)[: self.board._limiter._most_kept] for name in others}
 
     def _could_go(self, ticket: BoardTicket, chosen: dict[str, ConsumerLoad]) -> bool:
         return self.board.rules.of(ticket.name) is None and super()._could_go(ticket, chosen)

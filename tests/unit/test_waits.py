@@ -46,7 +46,7 @@ def test_one_that_is_in_doubt_waits_on_when_its_record_says_so() -> None:
 
 
 def test_full_memory_leaves_what_stands_behind_to_redis_until_it_is_due() -> None:
-    board = _waiting(window=2)
+    board = _waiting(window=4)
     arrive(board, b"T", 3, 4, 5)
     board.unload()
     assert board.parked == 2
