@@ -65,7 +65,7 @@ def _option(name: str, info: Any) -> Callable[[Any], Any]:
     kind: Any = click.STRING
     metavar = {"ticket": "ID", "id": "ID", "consumer": "NAME", "state": "STATES"}.get(name, "TEXT")
     if get_origin(info.annotation) is Literal:
-        kind, metavar = click.Choice(get_args(info.annotation)), ""
+        kind, metavar = click.Choice(known := get_args(info.annotation)), "|".join(filter(None, known))
     elif name.endswith("_s"):
         kind, metavar = Duration(), "AGE"
     told = {"default": info.default, "metavar": metavar or None, "help": info.description}
