@@ -74,12 +74,11 @@ def rules(context: click.Context) -> None:
 def list_rules(flags: dict[str, Any], as_json: bool) -> None:
     with configured(flags, "operator") as at:
         book = at.rules.read()
-    now_ms = wall_ms()
     rows = []
     for rule in book.rules:
-        since = span(now_ms - rule.set_ms) if rule.set_ms else ""
-        of, does = (rule.target.value, rule.value), (rule.action.value, rule.bounds)
-        rows.append((rule.id, *of, *does, rule.who, since, rule.reason))
+        since = span(wall_ms() - rule.set_ms) if rule.set_ms else ""
+        does = (rule.target.value, rule.value, rule.action.value, rule.bounds)
+        rows.append((rule.id, *does, rule.who, since, rule.reason))
     listed = table("Rules", ("id", "target", "value", "action", "rate", "who", "since", "reason"), rows, ids=("id",))
     holds = "  the strongest one holds: pause, then the slowest; `usher rules lift ID` ends one"
     document = {"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)}
@@ -157,11 +156,13 @@ def _performed(flags: dict[str, Any], name: str, args: Any, as_json: bool) -> in
     with configured(flags, "operator") as at:
         view = at.acting(caller(args.reason))
         code = perform(view, name, args, as_json)
-        if args.target == Target.TICKET.value and not as_json:
-            for rule in view.rules.read().all_of(args.value.encode("utf-8", "surrogateescape")):
-                if rule.id != rule_id(Target.TICKET, args.value):
-                    told = f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`"
-                    click.echo(escape_control(told))
+        fitting = view.rules.read().all_of(args.value.encode("utf-8", "surrogateescape"))
+        for rule in fitting if args.target == Target.TICKET.value and not as_json else ():
+            if rule.id != rule_id(Target.TICKET, args.value):
+                told = f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`"
+                click.echo(escape_control(told))
+        if args.target == Target.TENANT.value and not at.settings.tenant_field:
+            click.echo("USHER_TENANT_FIELD is empty here: where masters have none, no message is of a tenant", err=True)
     return code
 
 
@@ -247,9 +248,8 @@ def _print_consumer(row: dict[str, Any]) -> None:
     console().print(table("Consumer", ("", ""), [fact for fact in facts if fact[1]]))
     if not process:
         return
-    now_ms = wall_ms()
     running = [
-        (one["ticket_id"], one["id"], one["attempt"], span(now_ms - one["started_ms"]), " > ".join(one["stack"]))
+        (one["ticket_id"], one["id"], one["attempt"], span(wall_ms() - one["started_ms"]), " > ".join(one["stack"]))
         for one in process["running"]
     ]
     columns = ("ticket", "message", "attempt", "runs for", "stands at")
