@@ -105,17 +105,9 @@ def _rule_command(action: Literal["pause", "slow", "limit"], told: str, *limits:
     """Return the command that sets a rule with this action."""
 
     @stacked(_targets, *limits, _WHY, looks)
-    def act(
-        flags: dict[str, Any],
-        why: str,
-        as_json: bool,
-        ticket: str | None,
-        pattern: str | None,
-        tenant: str | None,
-        everything: bool,
-        **given: Any,
-    ) -> None:
-        target, value = _target(ticket, pattern, tenant, everything)  # may be no UTF-8, which no model takes
+    def act(flags: dict[str, Any], why: str, as_json: bool, **given: Any) -> None:
+        chosen = [given.pop(name) for name in ("ticket", "pattern", "tenant", "everything")]
+        target, value = _target(*chosen)  # may be no UTF-8, which no model takes
         args = NewRule.model_construct(target=target.value, value=value, action=action, reason=why, **given)
         try:
             args.check()

@@ -52,7 +52,7 @@ def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any)
     found: list[DeadLetter] = []
     with configured(flags, "dead") as at:
         letters, more = at.letters, False
-        for page in letters.all(asked_of(LETTERS.ask, given).meant(), letters.last_id()):
+        for page in letters.all(asked_of(LETTERS, given).meant(), letters.last_id()):
             found += page
             more = len(found) > limit
             if more:

@@ -238,6 +238,8 @@ def log(
             shown += 1
             if limit is not None and shown >= limit:
                 return
+        if not (shown or as_json):
+            click.echo(escape_control(f"none in stream {at.keys.stream}"), err=True)
 
 
 def place(text: str, now_ms: int) -> str:

@@ -64,7 +64,7 @@ def tickets() -> None:
 )
 @looks
 def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **given: Any) -> None:
-    asked = asked_of(TicketAsk, given)
+    asked = asked_of(TICKETS, given)
     with configured(flags, "status") as at:
         found = at.status.find(asked.meant(), sort, limit)
         rows, more = found["rows"], found["number"] > len(found["rows"]) or not found["is_all"]

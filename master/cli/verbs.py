@@ -76,9 +76,16 @@ def _flag(name: str) -> str:
     return "--kind" if name == "group" else f"--{name.removesuffix('_s').replace('_', '-')}"  # --group is a setting
 
 
-def asked_of(ask: type[Ask], given: dict[str, Any]) -> Any:
-    """Return the filter that options ask for. A ticket id may be any bytes, so no model reads it."""
-    return ask.model_construct(**{name: given.pop(name) for name in ask.model_fields if name in given})
+def asked_of(shelf: Shelf, given: dict[str, Any]) -> Any:
+    """Return the filter that options ask for. A ticket id may be any bytes, so no model reads it. Raises UsageError."""
+    named = {name: given.pop(name) for name in shelf.ask.model_fields if name in given}
+    if not is_id(named.get("id") or "0-0"):
+        raise click.UsageError(f"--id: {named['id']!r} is no id, such as 1526919030474-55")
+    try:
+        shelf.meant(asked := shelf.ask.model_construct(**named), True)
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from None
+    return asked
 
 
 def place_command(verb: Verb) -> click.Command:
@@ -122,7 +129,7 @@ def shelf_command(
     @why_option(has_filter="reason" in shelf.ask.model_fields)
     @looks
     def act(flags: dict[str, Any], ids: tuple[str, ...], everything: bool, why: str, **given: Any) -> None:
-        asked = asked_of(shelf.ask, given)
+        asked = asked_of(shelf, given)
         _check_choice(shelf, verb, ids, everything, asked)
         if given["as_json"] and not (given["yes"] or given["preview"] or (one and ids)):
             raise click.UsageError("--json does not ask: pass --yes too")
@@ -143,10 +150,6 @@ def shelf_command(
 
 def _check_choice(shelf: Shelf, verb: Verb, ids: Sequence[str], everything: bool, asked: Ask) -> None:
     group = verb.name.partition(" ")[0]
-    try:
-        shelf.meant(asked, True)
-    except ValueError as wrong:
-        raise click.UsageError(str(wrong)) from None
     if ids and (everything or asked.given):
         raise click.UsageError("filters go with --all, not with ids; give your reason as --why")
     if not (ids or everything or (asked.given and shelf is TICKETS)):

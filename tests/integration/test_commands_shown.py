@@ -65,6 +65,19 @@ def test_of_a_letter_its_id_its_ticket_and_its_error_win_where_there_is_no_room_
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("tickets list --state foo", "'foo' is no state that a list can tell"),
+        ("dead list --id x", "--id: 'x' is no id"),
+    ],
+)
+def test_a_filter_that_cannot_be_is_refused_in_a_line(world: World, words: str, told: str) -> None:
+    """The one was a traceback, the other an error of Redis that blamed USHER_REDIS_URL."""
+    refused = shown(world, *words.split())
+    assert (refused.exit_code, told in refused.stderr) == (2, True)
+
+
 def test_ctrl_c_lets_a_batch_end_and_counts_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 500 that it had dropped it told 400."""
 

@@ -137,6 +137,8 @@ def test_a_time_that_is_none_is_refused(
 
 
 def test_a_key_that_is_no_stream_is_refused(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["log", STREAM, "--redis-url", redis_url]) == 0
+    assert capsys.readouterr().err == f"none in stream {STREAM}\n"
     link.call("SET", STREAM, "x")
     assert run(["log", STREAM, "--redis-url", redis_url]) == 2
     assert "USHER_TICKET_STREAM" in capsys.readouterr().err
