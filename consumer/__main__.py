@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import signal
 import sys
@@ -48,6 +49,8 @@ def main(flags: dict[str, Any]) -> None:
     of_process = leave, partial(leave, for_good=True), ends, template, partial(master_client, settings)
     program = partial(ConsumerProgram, settings, redis_url, *of_process)
     tls = server_tls(settings.tls_cert, settings.tls_key)
+    for late in ("psutil", "prometheus_client", "urllib3", "usher.consumer.web"):
+        importlib.import_module(late)  # before the handler's module, which may change where modules are found
     serve(program, settings.bind, settings.consumer_name, settings.drain_seconds + 5, tls=tls, ends=ends)
 
 

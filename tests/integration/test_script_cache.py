@@ -60,11 +60,10 @@ def test_a_number_is_drawn_once_however_often_the_server_forgets(world: World) -
 def test_two_connections_share_what_the_server_knows(world: World, any_redis_url: str) -> None:
     world.link.call("SCRIPT", "FLUSH")
     world.elect()
-    other = Link(any_redis_url, "test:other")
-    world.link.call("CONFIG", "RESETSTAT")
-    ScriptRunner(other).run("resign", (world.keys.leader,), ("1",))
-    ScriptRunner(world.link).run("resign", (world.keys.leader,), ("1",))
-    other.close()
+    with Link(any_redis_url, "test:other") as other:
+        world.link.call("CONFIG", "RESETSTAT")
+        ScriptRunner(other).run("resign", (world.keys.leader,), ("1",))
+        ScriptRunner(world.link).run("resign", (world.keys.leader,), ("1",))
     calls = commands(world.link)
     assert calls["evalsha"] == 2
     assert calls["eval"] in (1, 4), "the text once; Redis 6.2 refuses a `#!lua` line once per runner"

@@ -419,9 +419,8 @@ def test_rows_are_kept_until_they_are_on_disk(
 
 
 def test_waiting_for_the_disk_is_refused_where_nothing_goes_there(sqlite_outbox: Outbox, valkey_url: str) -> None:
-    link = Link(valkey_url, "test")
-    link.call("CONFIG", "SET", "appendonly", "no")
-    link.close()
+    with Link(valkey_url, "test") as link:
+        link.call("CONFIG", "SET", "appendonly", "no")
     with pytest.raises(StartRefused, match="USHER_OUTBOX_WAIT_AOF"):
         StreamerProgram(StreamerSettings(outbox_url=sqlite_outbox.url, outbox_wait_aof=True), valkey_url)
 
