@@ -5,7 +5,6 @@ Each service gets the few values it needs, never the settings as a whole.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import orjson
 
 from usher.common.base.clock import anchor, now_s
 from usher.common.base.errors import OwnershipLost, RedisTrouble, ServerChanged
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.http.serve import LEAST_SILENCE_S, LOOK_S, Liveness
 from usher.common.observability.metrics import DeadLetterNotifier, Metrics
 from usher.common.protocol.attempts import CLEARED, ENDED, GIVEN_UP
@@ -66,7 +65,7 @@ class Orders:
         step = steps.get(order.what.partition(" ")[0])
         is_done = step is not None and step(order)
         facts: dict[str, Any] = {"ticket": order.ticket.decode(), "id": order.id, "what": order.what}
-        event(log, "order_obeyed" if is_done else "order_without_effect", level=logging.WARNING, **facts)
+        event("order_obeyed" if is_done else "order_without_effect", level=WARNING, **facts)
 
     def _retry(self, order: Order) -> bool:
         self._executor.outages.ask(order.ticket)
@@ -102,7 +101,7 @@ class Orders:
         try:
             self._steps.charge({one.stream_id: one.known for one in queued})
         except CommandRefused as refused:  # it never accepts it: that must not hold up what is handed over
-            event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(queued), why=str(refused))
+            event("attempts_not_recorded", level=ERROR, messages=len(queued), why=str(refused))
         self._lanes.hasten(order.ticket, queued[0].stream_id)
         return True
 
@@ -142,8 +141,6 @@ class Orders:
             self._ending.end(runs, "an operator cancelled a run", ENDED)
         return True
 
-
-log = logging.getLogger(__name__)
 
 _JOIN_S = 2.0
 #: Shortest time between acknowledgements of a few finished messages each: a call of one costs Redis as much as one of
@@ -207,7 +204,7 @@ class Drain:
             time.sleep(_DRAIN_LOOK_S)
         facts: dict[str, Any] = {"given_back": self._given_back, "still_running": self._lanes.running}
         trouble = trouble or self._acker.trouble or "none"
-        event(log, "consumer_drained", clean=clean, trouble=trouble, **facts)
+        event("consumer_drained", clean=clean, trouble=trouble, **facts)
         say_goodbye()
         return clean
 
@@ -412,7 +409,7 @@ class Incarnation:
         try:
             self._goodbye.post("/api/consumers/deregister", orjson.dumps({"incarnation": self.name}))
         except MasterUnavailable as nobody:
-            event(log, "deregister_failed", level=logging.WARNING, why=str(nobody))
+            event("deregister_failed", level=WARNING, why=str(nobody))
 
 
 def kinds_of(marks: MarkFields, kind_of: Callable[[Message], object]) -> Callable[[Message], list[object]]:

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import importlib
 import io
-import logging
 import math
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from usher.common.base.clock import now_s
 from usher.common.base.extras import Late
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.http.serve import LEAST_SILENCE_S, Liveness, WorkerEnds, url_of
 from usher.common.observability.metrics import Metrics, of_handlers
 from usher.common.protocol.keys import Keys
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from flask import Flask
 
 psutil: Any = Late("psutil")
-
-log = logging.getLogger(__name__)
 
 #: A process without a lease may be silent for this long.
 _UNREGISTERED_S = 10.0
@@ -132,9 +129,7 @@ class ConsumerProgram:
         settings = self.settings
         own_url = settings.advertise_url.rstrip("/") or url_of(host, port, settings.tls_cert is not None)
         health_url = f"{own_url}{at}/api/health"
-        event(
-            log, "consumer_starting", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency
-        )
+        event("consumer_starting", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
         self._registrar = Registrar(
             lambda: self._ask(health_url),
             self._masters(None),
@@ -169,7 +164,7 @@ class ConsumerProgram:
         # as it lives.
         lock = self._lock.acquire()
         if lock is None and not self._lock_is_missed:
-            event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
+            event("name_lock_held", level=WARNING, name=settings.consumer_name)
             self._lock_is_missed = True
         # The leader gives at least two tickets for each of the slots: calls that wait for messages to become full, and
         # are slower the fewer they are, would never be given more.

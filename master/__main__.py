@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from usher.common.base.errors import RedisTrouble
-from usher.common.base.log import configure, event
+from usher.common.base.log import ERROR, WARNING, configure, event
 from usher.common.doctor.collector import startup_findings
 from usher.common.http.credentials import check_reach
 from usher.common.http.serve import check_address, serve
@@ -21,8 +20,6 @@ from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.settings import load, options
 from usher.master.assembly.program import MasterProgram
 from usher.master.settings import MasterSettings
-
-log = logging.getLogger(__name__)
 
 
 @click.command(
@@ -53,16 +50,15 @@ def log_doctor_findings(redis_url: str, keys: Keys) -> None:
         with Link(redis_url, "master:doctor", timeout_s=3.0) as link:
             for finding in startup_findings(link, keys):
                 event(
-                    log,
                     "redis_check_failed",
-                    level=logging.ERROR,
+                    level=ERROR,
                     check=finding.check,
                     seen=finding.seen,
                     means=finding.means,
                     do=finding.do,
                 )
     except RedisTrouble as trouble:
-        event(log, "redis_check_skipped", level=logging.WARNING, why=str(trouble))
+        event("redis_check_skipped", level=WARNING, why=str(trouble))
 
 
 if __name__ == "__main__":

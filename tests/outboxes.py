@@ -20,11 +20,11 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import Entry
 from usher.common.sql.alchemy import sa
 from usher.master.leader.elector import Elector, Lead
-from usher.master.streamer.program import Pace, Streamer
+from usher.master.settings import StreamerSettings
+from usher.master.streamer.program import Streamer
 
 STREAM = "log"
 LEASE_MS = 60_000
-_PACE = Pace(poll_s=0.01)
 
 
 @dataclass
@@ -60,13 +60,15 @@ class Hand:
     """A streamer whose turns the test makes; with its lease and its links."""
 
     def __init__(
-        self, url: str, redis_url: str, pace: Pace = _PACE, holder: str = "one", row_bytes: int = 2**24
+        self, url: str, redis_url: str, holder: str = "one", row_bytes: int = 2**24, batch_rows: int = 999, **given: Any
     ) -> None:
         self.keys = LogKeys(STREAM)
         self.lead = Lead()
         self.elector = Elector(Link(redis_url, "test:elect"), self.keys, self.lead, holder, LEASE_MS, lambda: True)
         self.store = OutboxStore(url, row_bytes=row_bytes)
-        self.streamer = Streamer(Link(redis_url, "test:stream"), self.keys, self.lead, self.store, "ticket_id", pace)
+        link, settings = Link(redis_url, "test:stream"), StreamerSettings(**given)
+        self.streamer = Streamer(link, self.keys, self.lead, self.store, settings, batch_rows)
+        self.streamer.poll_s = 0.01
 
     def elect(self) -> int | None:
         self.elector.run_once()

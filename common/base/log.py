@@ -1,6 +1,6 @@
 """Logging by action: every record names an event, so that logs can be counted and asserted on.
 
-``event(log, "ticket_handed_over", ticket="42", owner="c1:7")`` prints, for people::
+``event("ticket_handed_over", ticket="42", owner="c1:7")`` prints, for people::
 
     2026-11-27T12:00:01.123+01:00 INFO  master intake  ticket_handed_over ticket=42 owner=c1:7
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import json
 import logging
 import os
@@ -41,7 +42,7 @@ import orjson
 
 from usher.common.base.text import escape_control, format_error
 
-_log = logging.getLogger(__name__)
+DEBUG, INFO, WARNING, ERROR, CRITICAL = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+,-]+")
 #: A password in a Redis URL anywhere in a text, up to the last ``@`` of the word: a password may hold ``:``, ``/`` and
@@ -86,20 +87,16 @@ def redacted(text: str) -> str:
     return _TOKEN.sub("***", _OPTION_PASSWORD.sub("***", _URL_PASSWORD.sub(r"\1:***@", text)))
 
 
-def event(
-    log: logging.Logger,
-    action: str,
-    *,
-    level: int = logging.INFO,
-    exc_info: bool = False,
-    trace: str = "",
-    **facts: Any,
-) -> None:
-    """Log that ``action`` happened, with its facts. ``trace``: a traceback, or the stack of a thread, as text."""
-    ours = _ours
+def event(action: str, *, level: int = INFO, exc_info: bool = False, trace: str = "", **facts: Any) -> None:
+    """Log that ``action`` happened, with its facts, under the name of the module that calls. ``trace``: a traceback, or
+    the stack of a thread, as text."""
+    if (ours := _ours) is not None and level < ours.threshold:
+        return
+    here = inspect.currentframe()
+    log = logging.getLogger(here.f_back.f_globals["__name__"] if here and here.f_back else __name__)
     if ours is None:  # a library in somebody's program
         log.log(level, f"{action}\n{trace}" if trace else action, extra={"facts": facts}, exc_info=exc_info)
-    elif level >= ours.threshold:
+    else:
         record = logging.LogRecord(log.name, level, "", 0, action, (), sys.exc_info() if exc_info else None)
         record.facts, record.exc_text = facts, trace or None
         ours.tell(log, record)
@@ -192,7 +189,7 @@ class _Stderr:
                 self._size -= len(line)
             if self.dropped > self.told and not self._size:
                 lines, self.told = self.dropped - self.told, self.dropped
-                event(_log, "log_lines_dropped", level=logging.WARNING, lines=lines)
+                event("log_lines_dropped", level=WARNING, lines=lines)
 
     def flush(self, within_s: float) -> bool:
         until_s = time.monotonic() + within_s
@@ -225,7 +222,7 @@ class LogHandler(logging.Handler):
             self._is_replaced = True
             way_out = "add a handler to the root logger where the events are wanted too (docs/handlers.md)"
             what = "logging was set up anew in this process: other lines go where that says, events still come here"
-            event(_log, "logging_replaced", level=logging.WARNING, what=what, way_out=way_out)
+            event("logging_replaced", level=WARNING, what=what, way_out=way_out)
         for handler in list(_handlers_of(log)) if log.isEnabledFor(record.levelno) else ():
             if handler is not self and record.levelno >= handler.level:
                 with contextlib.suppress(Exception):
@@ -261,7 +258,7 @@ class LogHandler(logging.Handler):
         try:
             said, where = _shown(repr, record.msg)[:500], f"{record.pathname}:{record.lineno}"
             why = format_error(problem)
-            event(_log, "log_line_unreadable", level=logging.WARNING, said=said, where=where, why=why)
+            event("log_line_unreadable", level=WARNING, said=said, where=where, why=why)
         except Exception:  # without memory or stack
             self.stderr.dropped += 1
 
@@ -354,6 +351,8 @@ def configure(program: str, level: str, style: str, secrets: Iterable[str] = ())
     global _secrets, _ours
     # The longest first: one secret may be the beginning of another.
     _secrets = tuple(sorted({secret for secret in secrets if len(secret) >= _SHORTEST_SECRET}, key=len, reverse=True))
+    for name in [one for one in sys.modules if one.startswith("usher.")]:
+        logging.getLogger(name)  # there, for whoever sets up logging anew and means all loggers
     root = logging.getLogger()
     root.setLevel(level.upper())
     _ours = LogHandler(program, root.level, style)

@@ -124,12 +124,7 @@ def json_line(document: object) -> str:
     '["\\\\u009b1m\\\\u202e\\\\u007f","ü\\\\udb40\\\\udc01"]'
     """
     text = orjson.dumps(document).decode()
-    return text if text.isprintable() else "".join(one if one.isprintable() else _code_units(one) for one in text)
-
-
-def _code_units(one: str) -> str:
-    units = one.encode("utf-16-be").hex()
-    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    return text if text.isprintable() else "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
 def info_lines(reply: bytes) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import ipaddress
-import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NotRequired, TypeVar
 
@@ -22,7 +21,7 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble
-from usher.common.base.log import event, log_state
+from usher.common.base.log import ERROR, event, log_state
 from usher.common.http.auth import Doorman, needed_role
 from usher.common.http.credentials import Role
 from usher.common.http.openapi import tells
@@ -30,8 +29,6 @@ from usher.common.http.problem import Problem, answer, answer_problem
 from usher.common.observability.metrics import Metrics, counter
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.service import Health
-
-log = logging.getLogger(__name__)
 
 #: Most bytes of method, path and query, and of all header lines of a request.
 _REQUEST_LINE, _HEADERS = 2048, 8 * 1024
@@ -126,6 +123,7 @@ def add_health(
     still come. ``/live`` asks for nothing outside: a restart would not mend the absence of Redis.
     """
 
+    @app.get("/api/health", endpoint="health")
     @tells("Tell if the program makes progress, and if not, why.", {200: _State, 503: _State}, role=Role.ANYBODY)
     def tell() -> Response:
         found = health()
@@ -137,21 +135,18 @@ def add_health(
             status["warnings"] = warnings
         return answer({**status, **facts()}, 200 if found.ok else 503)
 
+    @app.get("/api/health/ready")
     @tells("Tell if work may be sent here, and if not, why.", {200: _State, 503: _State}, role=Role.ANYBODY)
     def ready() -> Response:
         return answer({"status": "draining", **facts()}, 503) if draining() else tell()
 
-    app.add_url_rule("/api/health", "health", tell)
-    app.add_url_rule("/api/health/ready", "ready", ready)
-
+    @app.get("/api/health/live")
     @tells("Tell if the program is alive, and which services hang.", {200: _State, 503: _State}, role=Role.ANYBODY)
     def live() -> Response:
         why = stalled()
         if why and not draining():
             return answer({"status": "failing", "reasons": [why]}, 503)
         return answer({"status": "alive"})
-
-    app.add_url_rule("/api/health/live", "live", live)
 
 
 def in_brief(reason: str) -> str:
@@ -167,12 +162,12 @@ def in_brief(reason: str) -> str:
 def add_metrics(app: Flask, metrics: Metrics) -> None:
     """Add ``/metrics`` for Prometheus, and to these the wrong tokens that the application's doorman was sent."""
 
+    @app.get("/metrics", endpoint="metrics")
     @tells("Metrics, for Prometheus.", {200: "text/plain"})
     def show_metrics() -> Response:
         text, content_type = metrics.page(request.headers.get("Accept", ""))
         return Response(text, content_type=content_type)
 
-    app.add_url_rule("/metrics", "metrics", show_metrics)
     guard: Doorman = app.extensions["usher_doorman"]
     text = (
         "Requests and log-ins with a token that is not known, or not looked up after many of these; the log names their"
@@ -356,5 +351,5 @@ def _answer_redis(trouble: RedisTrouble) -> AnyResponse:
 def _answer_bug(_bug: Exception) -> Response:
     problem = Problem(500)
     asked: dict[str, Any] = {"method": request.method, "endpoint": request.endpoint}
-    event(log, "request_failed", level=logging.ERROR, exc_info=True, request_id=problem.request_id, **asked)
+    event("request_failed", level=ERROR, exc_info=True, request_id=problem.request_id, **asked)
     return answer_problem(problem)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import math
 import secrets
 import threading
@@ -28,14 +27,12 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import RedisTrouble
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.http.credentials import NOBODY_ASKED, PERSON, STRANGER, Credentials, Identity, Role, digest_of
 from usher.common.http.problem import Problem
 from usher.common.http.proxies import FROM_PROXY, Network, behind_proxies, neighbours
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
-
-log = logging.getLogger(__name__)
 
 CSRF_FIELD, CSRF_HEADER = "csrf_token", "X-CSRF-Token"
 SESSION_S = 12 * 3600
@@ -292,7 +289,7 @@ class Doorman:
 
     def _note_wrong(self, place: str) -> None:
         if self.guesses.count(g.address):
-            event(log, "token_refused", level=logging.WARNING, address=g.address, sent_in=place)
+            event("token_refused", level=WARNING, address=g.address, sent_in=place)
 
     def _of_session(self) -> Identity | None:
         found = self._credentials.known.get().get(session["seal"]) if "id" in session else None

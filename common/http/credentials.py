@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import hashlib
 import hmac
-import logging
 import os
 import re
 import secrets
@@ -19,11 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from usher.common.base.errors import SettingsError, StartRefused
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, event
 from usher.common.http.tls import FileValue
 from usher.common.runtime.settings import is_loopback
-
-log = logging.getLogger(__name__)
 
 _LARGEST_FILE = 4 * 1024 * 1024
 #: Shortest time between two looks at the file.
@@ -134,10 +131,10 @@ class Credentials:
 
     def _told(self, unfit: SettingsError | OSError | None) -> None:
         if unfit is None:
-            event(log, "tokens_reloaded", tokens=len(self.known.get()))
+            event("tokens_reloaded", tokens=len(self.known.get()))
             return
         problems, means = list(getattr(unfit, "problems", ())), "the former tokens stay in use"
-        event(log, "tokens_file_unusable", level=logging.ERROR, problems=problems, means=means)
+        event("tokens_file_unusable", level=ERROR, problems=problems, means=means)
 
 
 def reach_problems(bind: str, api_token: str, file: Path | None) -> list[str]:

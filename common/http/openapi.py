@@ -96,12 +96,11 @@ def tells(summary: str, answers: Mapping[int, Any], *, role: Role | None = None,
 def add_document(app: Flask, title: str) -> None:
     made = functools.cache(lambda: document(app, title))
 
+    @app.get("/api/openapi.json")
     @tells("This document.", {200: dict[str, Any]})
     def openapi() -> Response:
         servers = {"servers": [{"url": request.script_root}]} if request.script_root else {}
         return answer(made() | servers)
-
-    app.add_url_rule("/api/openapi.json", "openapi", openapi)
 
 
 def document(app: Flask, title: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -13,9 +12,7 @@ import orjson
 from flask import Response
 
 from usher.common.base.errors import UsherError
-from usher.common.base.log import event
-
-log = logging.getLogger(__name__)
+from usher.common.base.log import DEBUG, event
 
 
 class Problem(UsherError):
@@ -63,5 +60,5 @@ def answer_problem(problem: Problem) -> Response:
     response = answer({**document, **problem.facts, "request_id": problem.request_id}, problem.status, problem.headers)
     response.content_type = "application/problem+json"
     facts: dict[str, Any] = {"title": problem.title, "request_id": problem.request_id}
-    event(log, "request_refused", level=logging.DEBUG, status=int(problem.status), **facts)
+    event("request_refused", level=DEBUG, status=int(problem.status), **facts)
     return response

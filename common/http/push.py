@@ -6,7 +6,6 @@ noticed within seconds, though nothing is sent.
 
 from __future__ import annotations
 
-import logging
 import select
 import socket
 import threading
@@ -16,11 +15,9 @@ from collections.abc import Callable, Iterator
 from flask import Response, request
 
 from usher.common.base.clock import now_s
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.http.problem import Problem
 from usher.common.http.serve import MOST_FOLLOWERS
-
-log = logging.getLogger(__name__)
 
 #: How often it is looked whether the client is there, and when one that was idle gets a sign of life.
 _LOOK_S, _HEARTBEAT_S = 2.0, 15.0
@@ -49,7 +46,7 @@ class LiveStream:
             self.unwritten += len(data)
             # The first alone may be larger, and would be so again for who comes back for it.
             if self.unwritten - self._being_written - len(self._waiting[0]) > _MOST_BYTES:
-                event(log, "reader_too_slow", level=logging.WARNING)
+                event("reader_too_slow", level=WARNING)
                 self._waiting.clear()
                 self.closed = True
             self._fresh.notify()

@@ -55,7 +55,7 @@ from gunicorn.workers.workertmp import WorkerTmp
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import CHANCE
 from usher.common.base.errors import StartRefused, UsherError
-from usher.common.base.log import event, flush
+from usher.common.base.log import CRITICAL, DEBUG, ERROR, WARNING, event, flush
 from usher.common.http.tls import ServerTls
 from usher.common.runtime.fork_guard import end_children_by, try_for
 from usher.common.runtime.memory import oom_kills
@@ -65,8 +65,6 @@ from usher.common.runtime.signals import look_for_steps
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-
-log = logging.getLogger(__name__)
 
 #: A start that takes longer makes no progress.
 START_S = 60.0
@@ -170,7 +168,7 @@ def serve(
 def warn_of_plain_http(bind: str, tls: ServerTls | None) -> None:
     """Log that tokens can be read on their way, where others can reach the address without TLS."""
     if tls is None and not is_loopback(bind):
-        event(log, "plain_http", level=logging.WARNING, address=bind, way_out="set USHER_TLS_CERT and USHER_TLS_KEY")
+        event("plain_http", level=WARNING, address=bind, way_out="set USHER_TLS_CERT and USHER_TLS_KEY")
 
 
 def url_of(host: str, port: int, tls: bool) -> str:
@@ -229,7 +227,7 @@ def leave(why: str = "", *, for_good: bool = False) -> NoReturn:
     code = Arbiter.WORKER_BOOT_ERROR if for_good else os.EX_TEMPFAIL
 
     def say() -> None:
-        event(log, "worker_leaves", level=logging.ERROR, code=code, why=why, pid=os.getpid())
+        event("worker_leaves", level=ERROR, code=code, why=why, pid=os.getpid())
         _flush()
 
     try:
@@ -310,7 +308,7 @@ class WorkerEnds:
 
     def hurry(self, program: str) -> None:
         why = "asked once more (SIGINT or SIGQUIT): its process ends within 2 s, and what runs with it"
-        event(log, "drain_cut_short", level=logging.WARNING, program=program, running=list(self._running()), why=why)
+        event("drain_cut_short", level=WARNING, program=program, running=list(self._running()), why=why)
 
     def note(self, worker: Any, program: str, is_killed: bool) -> None:
         self.is_by_itself = self._kills is not None and oom_kills() == self._kills
@@ -318,7 +316,7 @@ class WorkerEnds:
         if worker.aborted:  # by the arbiter: its time was up
             why = "its interpreter or its services stood still: code keeps the interpreter lock, or waits for ever"
             facts = worker.tmp.facts() | {"pid": worker.pid, "running": list(self._running()), "why": why}
-            event(log, "worker_stood_still", level=logging.ERROR, program=program, **facts)
+            event("worker_stood_still", level=ERROR, program=program, **facts)
 
 
 def bytes_of_request(begin: bytes) -> int:
@@ -470,17 +468,17 @@ class _Log:
         if text == "Quick shutdown requested":
             self.on_hurry()
         if text.startswith("Invalid request"):  # it repeats parts of the request; and a flood is none of the log
-            level, text = logging.DEBUG, "a request that is not HTTP was refused"
+            level, text = DEBUG, "a request that is not HTTP was refused"
         is_slow = bool(exc_info) and isinstance(sys.exc_info()[1], TimeoutError | BlockingIOError)  # a client
         if is_slow or self._TOLD.match(text):
-            level, exc_info = logging.DEBUG, False
-        event(log, "web_server", level=level, says=text, exc_info=bool(exc_info))
+            level, exc_info = DEBUG, False
+        event("web_server", level=level, says=text, exc_info=bool(exc_info))
 
-    info = functools.partialmethod(_say, logging.DEBUG)
-    warning = functools.partialmethod(_say, logging.WARNING)
-    error = functools.partialmethod(_say, logging.ERROR)
-    critical = functools.partialmethod(_say, logging.CRITICAL)
-    exception = functools.partialmethod(_say, logging.ERROR, exc_info=True)
+    info = functools.partialmethod(_say, DEBUG)
+    warning = functools.partialmethod(_say, WARNING)
+    error = functools.partialmethod(_say, ERROR)
+    critical = functools.partialmethod(_say, CRITICAL)
+    exception = functools.partialmethod(_say, ERROR, exc_info=True)
     log = _say
 
     def _nothing(self, *_args: Any, **_more: Any) -> None: ...
@@ -504,7 +502,7 @@ class _Drain(Service):
         if not self._begun:
             self._asked.get()
             self._begun = True
-            event(log, "draining", pid=os.getpid())
+            event("draining", pid=os.getpid())
             self._work()  # one try: a turn that fails is logged by the service, and the next one ends it
         raise ServiceEnded
 
@@ -603,9 +601,8 @@ class _Program(BaseApplication):
             too_many = self._early_deaths - _MOST_AT_ONCE
             pause_s = backoff_s(too_many, 0.5, 10.0, CHANCE) if too_many > 0 else 0.0
             event(
-                log,
                 "worker_started_again",
-                level=logging.WARNING,
+                level=WARNING,
                 program=self._program,
                 in_s=round(pause_s, 1),
                 early_deaths=self._early_deaths,
@@ -652,7 +649,7 @@ class _Program(BaseApplication):
             self._served.start(port, host)
         except UsherError as refused:
             self._refuse(refused)
-        event(log, "listening", url=url_of(host, port, self._tls is not None), pid=os.getpid())
+        event("listening", url=url_of(host, port, self._tls is not None), pid=os.getpid())
         self._is_up = True
         if self._asked and self._drain is not None:
             self._drain.ask()
@@ -689,7 +686,7 @@ class _Program(BaseApplication):
             return self._graceful_s + _ARBITER_EXTRA_S, "drains"
         silence_s, stalled = self._served.liveness()
         if stalled and not self._stalled:
-            event(log, "services_stand_still", level=logging.ERROR, why=stalled, pid=os.getpid())
+            event("services_stand_still", level=ERROR, why=stalled, pid=os.getpid())
         self._stalled = stalled
         return (0.0, "") if stalled else (silence_s, "runs")
 
@@ -723,10 +720,10 @@ class _Program(BaseApplication):
         self._is_over = self._asked = True
         if self._drain is not None and not self._is_drained:
             if os.getppid() != self._arbiter_pid:
-                event(log, "arbiter_gone", level=logging.WARNING, pid=os.getpid())
+                event("arbiter_gone", level=WARNING, pid=os.getpid())
             self._drain.ask()
             if not self._drain.join(self._graceful_s):
-                event(log, "drain_unfinished", level=logging.ERROR, seconds=self._graceful_s)
+                event("drain_unfinished", level=ERROR, seconds=self._graceful_s)
 
     def _refuse(self, refused: UsherError) -> NoReturn:
         self.reason.write(str(refused).encode(errors="replace")[:_REASON_BYTES])

@@ -3,7 +3,6 @@ all connections."""
 
 from __future__ import annotations
 
-import logging
 import math
 import ssl
 import threading
@@ -13,9 +12,7 @@ from typing import Generic, TypeVar
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import SettingsError
-from usher.common.base.log import event
-
-log = logging.getLogger(__name__)
+from usher.common.base.log import ERROR, event
 
 T = TypeVar("T")
 
@@ -92,10 +89,10 @@ class ServerTls(FileValue[ssl.SSLContext]):
 
     def _told(self, unfit: SettingsError | OSError | None) -> None:
         if unfit is None:
-            event(log, "certificate_reloaded", file=str(self.cert))
+            event("certificate_reloaded", file=str(self.cert))
             return
         means = "the former certificate stays in use"
-        event(log, "certificate_unusable", level=logging.ERROR, why=str(unfit), means=means)
+        event("certificate_unusable", level=ERROR, why=str(unfit), means=means)
 
 
 def server_tls(cert: Path | None, key: Path | None) -> ServerTls | None:
@@ -116,6 +113,6 @@ def client_tls(ca: Path | None) -> FileValue[ssl.SSLContext]:
     def told(unfit: SettingsError | OSError | None) -> None:
         if unfit is not None:
             means = "the former ones stay in use"
-            event(log, "ca_certificates_unusable", level=logging.ERROR, why=str(unfit), means=means)
+            event("ca_certificates_unusable", level=ERROR, why=str(unfit), means=means)
 
     return FileValue([Path(file)] if file else [], load, told)

@@ -12,7 +12,6 @@ import binascii
 import functools
 import hashlib
 import hmac
-import logging
 import platform
 import secrets
 import threading
@@ -30,7 +29,7 @@ import orjson
 
 from usher.common.base.clock import now_s
 from usher.common.base.extras import Late, version
-from usher.common.base.log import event, log_state
+from usher.common.base.log import WARNING, event, log_state
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import troubles
 from usher.common.runtime.service import Service
@@ -80,7 +79,6 @@ class DurationHistogram:
         return rows
 
 
-log = logging.getLogger(__name__)
 core: Any = Late("prometheus_client.core")
 prometheus: Any = Late("prometheus_client")
 
@@ -109,7 +107,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._dead_letters, self._counting = Counter(dict.fromkeys(DEAD_LETTER_REASONS, 0)), threading.Lock()
-        self._sources: list[Source] = [self._own, _redis_errors, _log_lines]
+        self._sources: list[Source] = [self._own]
         #: Adds a source, which is called at every scrape, on a thread of the web server.
         self.add = self._sources.append
 
@@ -123,6 +121,10 @@ class Metrics:
         yield core.InfoMetricFamily("usher_build", f"{text} Python that it runs on.", value=build)
         text = "Messages that this process has made dead letters of."
         yield counters("dead_letters", text, "reason", self._dead_letters)
+        text = "Answers and connections of Redis that were errors. class: Redis' first word, connect, reply_unknown,"
+        yield counters("redis_errors", f"{text} nogroup, refused.", "class", dict.fromkeys(_FULL, 0) | troubles)
+        text = "Lines that are lost: nobody read the log for long, it was closed, or a handler of logging took too"
+        yield counter("log_lines_dropped", f"{text} long.", log_state()[0])
 
     def collect(self) -> Iterator[Metric]:
         return (family for source in self._sources for family in source())
@@ -200,7 +202,7 @@ def of_handlers() -> Iterable[Metric]:
             if not family.name.startswith(("process_", "python_", "usher_")) or family.name.startswith(_OF_READERS):
                 yield family  # others are here already, or ours
     except Exception as problem:  # of a collector of theirs: the rest is missing, and ours is not
-        event(log, "handler_metrics_failed", level=logging.WARNING, problem=repr(problem)[:300])
+        event("handler_metrics_failed", level=WARNING, problem=repr(problem)[:300])
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
@@ -248,19 +250,6 @@ def service_metrics(services: Sequence[Service]) -> Iterable[Metric]:
     text = "Since the last turn ended; the longest, where a role has several threads."
     yield gauges("service_since_turn_seconds", text, "service", idle)
     yield gauges("service_threads_down", "Threads of a role that do not run.", "service", down)
-
-
-def _log_lines() -> Iterable[Metric]:
-    text = "Lines that are lost: nobody read the log for long, it was closed, or a handler of logging took too long."
-    yield counter("log_lines_dropped", text, log_state()[0])
-
-
-def _redis_errors() -> Iterable[Metric]:
-    text = (
-        "Answers and connections of Redis that were errors. class: Redis' first word, connect, reply_unknown, nogroup,"
-        " refused."
-    )
-    yield counters("redis_errors", text, "class", dict.fromkeys(_FULL, 0) | troubles)
 
 
 #: Most dead letters of one POST, and most that may wait for a POST; more are only counted (``left_out``).
@@ -359,7 +348,7 @@ class Webhook(Service):
         else:
             self.dropped += len(batch)
             url = redact_webhook_url(self._url)
-            event(log, "webhook_failed", level=logging.WARNING, url=url, letters=len(batch), why=trouble)
+            event("webhook_failed", level=WARNING, url=url, letters=len(batch), why=trouble)
         self._stop.wait(self._pause_s)
         return 0.0
 

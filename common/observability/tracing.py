@@ -13,22 +13,19 @@ import is checked.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from usher.common.base.errors import RetryLater
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.base.text import format_error
 from usher.common.protocol.message import EntryView
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, Tracer
-
-log = logging.getLogger(__name__)
 
 #: The field of a message that names the span it was sent in, and the field that may accompany it.
 FIELD = "traceparent"
@@ -102,7 +99,7 @@ class _CallSpan:
             self._span = begun.__enter__()
             self._begun = begun
         except Exception as problem:
-            event(log, "span_failed", level=logging.WARNING, problem=format_error(problem))
+            event("span_failed", level=WARNING, problem=format_error(problem))
 
     def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, trace: Any) -> None:
         if self._begun is None:
@@ -121,7 +118,7 @@ class _CallSpan:
             self._begun.__exit__(kind, raised, trace)
         except Exception as problem:
             if problem is not raised:
-                event(log, "span_failed", level=logging.WARNING, problem=format_error(problem))
+                event("span_failed", level=WARNING, problem=format_error(problem))
 
 
 def _begin_message(of: Tracer, stream: str, group: str, message: Any) -> AbstractContextManager[Span]:

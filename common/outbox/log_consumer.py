@@ -25,7 +25,6 @@ import contextlib
 import enum
 import hashlib
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
@@ -37,7 +36,7 @@ from usher.common.base.backoff import backoff_s
 from usher.common.base.callables import unfinished_kind
 from usher.common.base.clock import CHANCE
 from usher.common.base.errors import RedisTrouble, SqlTrouble, StartRefused, UsherError
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.base.text import parse_json
 from usher.common.outbox.rows import LONGEST_UID, as_json, queries
 from usher.common.outbox.store import (
@@ -62,8 +61,6 @@ from usher.common.runtime.signals import UntilSignal
 from usher.common.sql.alchemy import sa
 
 __all__ = ["LogConsumer", "LogLost", "Record"]
-
-log = logging.getLogger(__name__)
 
 _WAIT_S = 1.0
 #: Number of entries before the place of a reset that are known, should they come again.
@@ -316,14 +313,14 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
                 try:
                     self.step(handle, _WAIT_S, on_error)
                     if failures:
-                        event(log, "log_consumer_recovered", name=self._name, failures=failures)
+                        event("log_consumer_recovered", name=self._name, failures=failures)
                     failures = 0
                 except (RedisTrouble, SqlTrouble) as trouble:
                     failures += 1
                     if failures == 1 or time.monotonic() >= told_s + _TOLD_EVERY_S:
                         told_s = time.monotonic()
                         about: dict[str, Any] = {"name": self._name, "failures": failures, "problem": str(trouble)}
-                        event(log, "log_consumer_retrying", level=logging.WARNING, **about)
+                        event("log_consumer_retrying", level=WARNING, **about)
                     time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, CHANCE)))
 
     def step(self, handle: Handle, wait_s: float = 0.0, on_error: OnError | None = None) -> int:
@@ -375,7 +372,7 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
         def give_up(records: Sequence[Record], state: dict[str, Any], sql: sa.Connection) -> object:
             returned = on_error(records[0], error, sql)
             about: dict[str, Any] = {**self._me, "id": records[0].id, "error": f"{type(error).__name__}: {error}"}
-            event(log, "log_record_given_up", level=logging.ERROR, **about)
+            event("log_record_given_up", level=ERROR, **about)
             return returned
 
         return give_up
@@ -412,7 +409,7 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
             sql.execute(self._sql["store_state"], self._me | {"state": _encoded(state)})
             self._log.note(self._name, meanwhile.version, min(at.last_id, place, key=rank), replace=True)
         self._note(moved)
-        event(log, "log_consumer_reset", name=self._name, stream=self._stream, last_id=place.decode())
+        event("log_consumer_reset", name=self._name, stream=self._stream, last_id=place.decode())
         return place
 
     def close(self) -> None:
@@ -492,7 +489,7 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
             first = self._log.place(self._start)
             with sql_trouble("making the checkpoint"), self._engine.begin() as sql:
                 sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": first.decode()})
-            event(log, "log_consumer_created", name=self._name, stream=self._stream, last_id=first.decode())
+            event("log_consumer_created", name=self._name, stream=self._stream, last_id=first.decode())
             at = self._noted_as_it_is()
         assert at is not None
         self._at = at

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import math
 import os
 import queue
@@ -42,7 +41,7 @@ from usher.common.base.backoff import backoff_s
 from usher.common.base.callables import unawaitable_reason, unfinished_kind
 from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.errors import GiveUp, GroupMissing, RedisTrouble, ReplyUnknown, RetryLater, UsherError, readable
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.base.text import format_error
 from usher.common.observability.metrics import DeadLetterNotifier, Reader, of_this_program
 from usher.common.protocol.attempts import NEVER, decode
@@ -56,8 +55,6 @@ from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.service import Health, Service, ServiceEnded, judge
 from usher.common.runtime.settings import CommonSettings
 from usher.common.runtime.signals import UntilSignal, look_for_steps
-
-log = logging.getLogger(__name__)
 
 #: The names in the group under which entries wait that a reader gave back; for the second one it was not known whether
 #: they are safe. No reader uses these names.
@@ -278,7 +275,7 @@ def _failures(entry_id: bytes, noted: bytes) -> int:
     """Read the noted number of failures, also as consumers note it that may have had the group before; an unreadable
     note stops no message."""
     if decode(noted) is NEVER:
-        event(log, "attempts_unreadable", level=logging.ERROR, count=1, first=entry_id)
+        event("attempts_unreadable", level=ERROR, count=1, first=entry_id)
     return decode(noted).failures
 
 
@@ -370,7 +367,7 @@ class StreamReader(Service):
             return self._turn()
         except GroupMissing as missing:
             if self._has_group:
-                event(log, "group_lost", level=logging.ERROR, why=str(missing))
+                event("group_lost", level=ERROR, why=str(missing))
             self._has_group = False
             self._ensure_group()
             return 0.0
@@ -378,7 +375,7 @@ class StreamReader(Service):
     def _ensure_group(self) -> None:
         start = self._stream.ensure_group(self._seen)
         if start is not None:
-            event(log, "group_created", reads_after=start)
+            event("group_created", reads_after=start)
             self._seen = start
         self._has_group = True
 
@@ -421,12 +418,12 @@ class StreamReader(Service):
         claimed = self._stream.claim_idle(count, int(idle_s * 1000), self._cursor)
         self._cursor = claimed.cursor
         if claimed.gone:
-            event(log, "pending_entries_deleted", level=logging.WARNING, count=len(claimed.gone), first=claimed.gone[0])
+            event("pending_entries_deleted", level=WARNING, count=len(claimed.gone), first=claimed.gone[0])
         for entry_id in claimed.gone:
             self._desk.ring(entry_id, "body_gone")
         if claimed.messages:
             suspects = sum(message.is_suspect for message in claimed.messages)
-            event(log, "messages_claimed", count=len(claimed.messages), suspects=suspects)
+            event("messages_claimed", count=len(claimed.messages), suspects=suspects)
             self._desk.bring(claimed.messages, "claimed")
         if claimed.cursor == ZERO:
             self._claim_s = now_s() + self._options.claim_every_s
@@ -440,7 +437,7 @@ class StreamReader(Service):
             raise
         except (RedisTrouble, CommandRefused) as trouble:  # for example full memory; reading goes on
             if not self._position_is_old:
-                event(log, "position_not_saved", level=logging.WARNING, why=str(trouble))
+                event("position_not_saved", level=WARNING, why=str(trouble))
             self._position_is_old = True
 
     def interrupt(self) -> None:
@@ -611,14 +608,13 @@ class StreamDesk(Service):
         if was_suspect or not isinstance(problem, RetryLater):
             self._charges[message.stream_id] = message.failures  # a suspect's start was noted as one that fails
         about: dict[str, Any] = {"id": message.id, "attempt": message.attempt, "error": error[:500]}
-        event(log, "handler_failed", level=logging.WARNING, **about, retry_in_s=wait_s)
+        event("handler_failed", level=WARNING, **about, retry_in_s=wait_s)
         self._alone = None
         if message.stream_id in self._held:
             heapq.heappush(self._due, (now_s() + wait_s, next(self._order), message))
 
     def _give_up(self, message: StreamMessage, reason: str, error: str) -> None:
-        about: dict[str, Any] = {"id": message.id, "attempt": message.attempt, "error": error[:500]}
-        event(log, "message_given_up", level=logging.ERROR, **about, reason=reason)
+        event("message_given_up", level=ERROR, id=message.id, attempt=message.attempt, error=error[:500], reason=reason)
         self._given_up.append((message, reason, error))
 
     def _flush(self) -> None:
@@ -653,7 +649,7 @@ class StreamDesk(Service):
             others = []  # the reader makes it again; meanwhile no reader can take over
         waiting = {*self._done, *(message.stream_id for message, _, _ in self._given_up)}
         if lost := [entry_id for entry_id in others if entry_id not in waiting]:
-            event(log, "messages_taken_over", level=logging.WARNING, count=len(lost), first=lost[0])
+            event("messages_taken_over", level=WARNING, count=len(lost), first=lost[0])
             self._drop(lost)
         self._touched_s, self._touch_s = sent_s, sent_s + self._options.idle_s / 3
 
@@ -750,7 +746,7 @@ class MessageReadingLoop(Reader):
                 stream.reader = self.reader_name
         for service in self.services:
             service.start()
-        event(log, "reading_loop_started", reader=self.reader_name)
+        event("reading_loop_started", reader=self.reader_name)
 
     def stop(self) -> None:
         """Start nothing more, let running handlers finish (up to ``grace_s``), acknowledge them, and give the rest
@@ -771,8 +767,7 @@ class MessageReadingLoop(Reader):
             service.stop()
         for service in self.services:
             service.join(_LEAVE_S if service is desk else max(_POLL_S, min(1.0, until_s - now_s())))
-        facts: dict[str, Any] = {"still_running": desk.running, "trouble": desk.left}
-        event(log, "reading_loop_stopped", reader=self.reader_name, **facts)
+        event("reading_loop_stopped", reader=self.reader_name, still_running=desk.running, trouble=desk.left)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         return self._over.wait(timeout_s)

@@ -39,7 +39,7 @@ import click
 from usher.common.base.durations import option
 from usher.common.base.errors import NotNow, ReplyUnknown, StartRefused
 from usher.common.redis.client import Link
-from usher.common.redis.locate import write_private
+from usher.common.redis.locate import write_whole
 from usher.common.runtime.memory import memory_of_machine
 
 #: ``sun_path`` of Linux has 108 bytes including the closing zero; other systems have fewer, and say so at bind.
@@ -135,7 +135,7 @@ def prepare(state_folder: Path, port: int | None, *, durable: bool = True, serve
                 )
             password = _password(folder / "password")
             lines, url = _listening(folder, port, password)
-            write_private(folder / "redis.conf", "\n".join([*lines, *_settings(folder, password, durable)]) + "\n")
+            write_whole(folder / "redis.conf", "\n".join([*lines, *_settings(folder, password, durable)]) + "\n")
     except BaseException:
         os.close(lock_fd)
         raise
@@ -178,7 +178,7 @@ def _password(path: Path) -> str:
         if kept:
             return kept
     password = secrets.token_urlsafe(32)
-    write_private(path, password + "\n")
+    write_whole(path, password + "\n")
     return password
 
 
@@ -232,6 +232,7 @@ class EmbeddedRedis:
 
     def __init__(self, state_folder: Path, port: int | None = 0, *, durable: bool = True, server: str = "") -> None:
         self._state_folder = state_folder
+        self.folder = state_folder.absolute() / "redis"
         self._port = port
         self._durable = durable
         self._server = server
@@ -270,10 +271,6 @@ class EmbeddedRedis:
         if self._process is None:
             raise RuntimeError("this embedded Redis is not running")
         return self._process.pid
-
-    @property
-    def folder(self) -> Path:
-        return self._state_folder.absolute() / "redis"
 
     def __enter__(self) -> EmbeddedRedis:
         self.start()

@@ -1,12 +1,11 @@
 """Find the Redis to use: the one that is set, or that of the running ``usher up`` of this machine; and check it at the
-start of a long-running program. Write files that only their owner can read."""
+start of a long-running program. Write files, whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,28 +14,26 @@ from pydantic import Field, TypeAdapter
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, StartRefused
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.redis.client import AUTH, REFUSED, Link, check_reachable
 from usher.common.redis.endpoints import CLUSTER, mode, near
 from usher.common.runtime.settings import CommonSettings
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, whole or not at all. Raises StartRefused when it cannot be written."""
+def write_whole(path: Path, text: str, mode: int = 0o600, give: Callable[[Path], object] = lambda draft: None) -> None:
+    """Write a file, whole or not at all. ``give`` may change its owner before it is in its place. Raises StartRefused
+    when it cannot be written."""
     draft = path.with_name(path.name + ".new")
     try:
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
-        with os.fdopen(
-            os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8", errors="surrogateescape"
-        ) as file:
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
+        give(draft)
         draft.replace(path)
     except OSError as problem:
         raise StartRefused(f"{path} cannot be written: {problem.strerror or problem}") from problem
 
-
-log = logging.getLogger(__name__)
 
 #: Round trips that a lease must outlast. Its first renewal goes over a new connection (TCP, TLS, password, name, two
 #: questions about the server) and sends its script twice.
@@ -61,7 +58,7 @@ _UP = TypeAdapter(LocalInstance)
 def announce_instance(state_folder: Path, up: LocalInstance) -> None:
     """Write ``up.json``, readable by its owner only: the URL holds the password."""
     state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_private(state_folder / "up.json", _UP.dump_json(up).decode() + "\n")
+    write_whole(state_folder / "up.json", _UP.dump_json(up).decode() + "\n")
 
 
 def find_local_instance(state_folder: Path) -> LocalInstance | None:
@@ -111,7 +108,7 @@ def check_at_start(url: str, leases_s: Mapping[str, float]) -> None:
         cause = refused.__cause__
         if not isinstance(cause, NotNow) or cause.kind in (AUTH, REFUSED):
             raise
-        event(log, "redis_unreachable", level=logging.WARNING, why=str(refused), means="waiting for it")
+        event("redis_unreachable", level=WARNING, why=str(refused), means="waiting for it")
         return
     with contextlib.suppress(RedisTrouble):
         check_leases(url, leases_s)

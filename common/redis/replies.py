@@ -263,7 +263,8 @@ class TicketStream:
         return facts
 
     def group_consumers(self) -> list[GroupConsumer]:
-        return group_consumers_of(self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
+        rows = self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group)
+        return [GroupConsumer(row[b"name"], row[b"pending"]) for row in map(pairs, rows)]
 
     def pending_of(self, name: str | bytes, start: bytes = b"-", end: bytes = b"+") -> Iterator[bytes]:
         """Yield the ids that are pending for a name, page by page. Raises GroupMissing."""
@@ -317,10 +318,6 @@ def group_of(groups: Any, name: str, taken: Any) -> dict[bytes, Any] | None:
     if read and before is not None and lag is not None:
         facts |= {b"entries-read": int(read), b"lag": lag + before - int(read)}
     return facts
-
-
-def group_consumers_of(reply: Any) -> list[GroupConsumer]:
-    return [GroupConsumer(row[b"name"], row[b"pending"]) for row in map(pairs, reply)]
 
 
 def pairs(flat: Sequence[Any]) -> dict[bytes, Any]:

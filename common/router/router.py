@@ -17,7 +17,6 @@ the means to wait, are made when first needed. What it may rely on: docs/plain-s
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -31,7 +30,7 @@ from typing import Any, NamedTuple
 from usher.common.base.callables import unawaitable_reason
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, UsherError
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.observability.metrics import Reader
 from usher.common.protocol.message import EntryView, key_bytes
 from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
@@ -41,8 +40,6 @@ from usher.common.redis.replies import pairs
 from usher.common.redis.tracking import ChangeEar
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.service import Service
-
-log = logging.getLogger(__name__)
 
 #: Approximate limit of entries in one reply: 500 streams that are read from their beginning could have any number.
 _MOST_ENTRIES = 10_000
@@ -389,7 +386,7 @@ class RouterDesk:
 
     def refused(self, one: Subscription, why: CommandRefused) -> None:
         self.close(one, End.NOT_A_STREAM if "WRONGTYPE" in str(why) else End.REFUSED, str(why))
-        event(log, "subscription_refused", level=logging.WARNING, stream=_shown(one), why=str(why))
+        event("subscription_refused", level=WARNING, stream=_shown(one), why=str(why))
         with self.lock:
             self._finish(one, more=False)
 
@@ -417,7 +414,7 @@ class RouterDesk:
                 self.counters["resets"] += 1
                 self._want(one, _URGENT)
             seen = "there is none" if last_generated is None else last_generated.decode()
-            event(log, "stream_reset", level=logging.WARNING, stream=_shown(one), last_id=seen)
+            event("stream_reset", level=WARNING, stream=_shown(one), last_id=seen)
 
     def _finish(self, one: Subscription, more: bool) -> None:
         again = more or one.marks & _AGAIN
@@ -436,7 +433,7 @@ class RouterDesk:
             with ForkGuard():  # a forked child would read on our connection
                 copy_context().run(one.callback, one, entries)
         except Exception as problem:
-            event(log, "callback_failed", level=logging.ERROR, stream=_shown(one), exc_info=True)
+            event("callback_failed", level=ERROR, stream=_shown(one), exc_info=True)
             self.close(one, End.CALLBACK_FAILED, repr(problem))
 
 
@@ -727,7 +724,7 @@ class StreamRouter(Reader):
         with self._lock:
             if self._stopped:
                 return
-            event(log, "router_fell_back_to_polling", level=logging.WARNING, mode=Mode.PORTABLE.value, why=why)
+            event("router_fell_back_to_polling", level=WARNING, mode=Mode.PORTABLE.value, why=why)
             with self._desk.lock:
                 self._desk.in_turn = True
                 self._desk.want_all()

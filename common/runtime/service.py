@@ -14,7 +14,6 @@ The contract, tested by abuse in tests/unit/test_service.py:
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -24,9 +23,7 @@ from typing import Any
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.errors import RedisTrouble, SqlTrouble, StartRefused
-from usher.common.base.log import event
-
-log = logging.getLogger(__name__)
+from usher.common.base.log import CRITICAL, ERROR, WARNING, event
 
 _FIRST_PAUSE_S = 0.05
 #: The longest pause after a failed turn.
@@ -145,8 +142,7 @@ class Service:
                     break
                 wait_s = self._after_failure(problem)
             except BaseException as problem:
-                facts: dict[str, Any] = {"service": self.name, "problem": repr(problem)}
-                event(log, "service_crashed", level=logging.CRITICAL, exc_info=True, **facts)
+                event("service_crashed", level=CRITICAL, exc_info=True, service=self.name, problem=repr(problem))
                 raise
             self._last_turn_s = now_s()
             self.turns += 1
@@ -162,9 +158,9 @@ class Service:
         last, when = self._logged
         if last != self._trouble or time.monotonic() - when > _REPEAT_LOG_S:
             self._logged = (self._trouble, time.monotonic())
-            level = logging.WARNING if expected else logging.ERROR
+            level = WARNING if expected else ERROR
             facts: dict[str, Any] = {"problem": self._trouble, "failures": self._failures, "exc_info": not expected}
-            event(log, "service_retrying", level=level, service=self.name, **facts)
+            event("service_retrying", level=level, service=self.name, **facts)
         return backoff_s(self._failures, _FIRST_PAUSE_S, LONGEST_PAUSE_S, CHANCE)
 
 

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sysconfig
@@ -23,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from usher.common.base.clock import wall_ms
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.runtime.service import Service
 
 #: Signal -> Python's own handler. A handler that the program (or `nohup`) has set itself stays.
@@ -131,8 +130,6 @@ class StopRequest:
             signal.signal(number, handler)
 
 
-log = logging.getLogger(__name__)
-
 _LOOK_S = 0.5
 #: A smaller step changes a wait by no more than itself, which does no harm.
 _STEP_MS = 300
@@ -162,7 +159,7 @@ class ClockStepWatcher(Service):
         time.sleep(_LOOK_S)  # not Service's own wait, which counts by the wall clock too
         before_ms, self._ahead_ms = self._ahead_ms, _ahead_ms()
         if before_ms - self._ahead_ms > _STEP_MS:
-            event(log, "clock_moved_backwards", level=logging.WARNING, seconds=(before_ms - self._ahead_ms) / 1000)
+            event("clock_moved_backwards", level=WARNING, seconds=(before_ms - self._ahead_ms) / 1000)
             self._end_waits()
         return 0.0
 

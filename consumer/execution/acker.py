@@ -10,7 +10,6 @@ is sure; its fence is closed before the first time, so that nothing of it starts
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections import deque
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import NotNow, OwnershipLost, RedisTrouble, ReplyUnknown, ServerChanged
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, event
 from usher.common.observability.metrics import LONG_US, DurationHistogram
 from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.last_error import decode as decode_error
@@ -60,8 +59,6 @@ class HandlerCounters:
             self.outcomes[failure.outcome] = self.outcomes.get(failure.outcome, 0) + 1
         self.handlers.add([failure.run.end_us - failure.run.start_us for failure in failures])
 
-
-log = logging.getLogger(__name__)
 
 #: Most messages of one ack script.
 BATCH = 500
@@ -382,7 +379,7 @@ class Acker(Service):
             failed = sum(outcome in FAILURES for outcome in outcomes)
             self._steps.charge(attempts, record, self._run_log_length, errors, failed)
         except CommandRefused as refused:  # counts that Redis never accepts must not hold up acknowledgements
-            event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(self._noting), why=str(refused))
+            event("attempts_not_recorded", level=ERROR, messages=len(self._noting), why=str(refused))
         noted, self._noting = self._noting, []
         self.unnoted.difference_update(item.run.stream_id for item in noted)
         self.counts.failed(noted)
@@ -509,7 +506,7 @@ class Acker(Service):
             self.dead_letters += 1
             self.on_dead_letter(item.letter)
         if answer is Buried.HALTED:
-            event(log, "ticket_halted", level=logging.ERROR, ticket=message.ticket, id=message.id)
+            event("ticket_halted", level=ERROR, ticket=message.ticket, id=message.id)
         if policy != SKIP or answer is Buried.STALE:
             return  # the leader hears of it from Redis
         self._reporter.add([(message.ticket, message.fence, [message.stream_id])])

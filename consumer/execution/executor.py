@@ -8,7 +8,6 @@ A runner's turn: ``next_message``, ``admit`` (False: the lane is not the runner'
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 from usher.common.base.clock import now_s, run_us, wall_ms
 from usher.common.base.errors import GiveUp, RetryLater, UsherError, parts_of, readable
-from usher.common.base.log import event, in_hand
+from usher.common.base.log import CRITICAL, ERROR, WARNING, event, in_hand
 from usher.common.base.text import format_error
 from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.last_error import LastError, NotedError, encode
@@ -36,9 +35,6 @@ from usher.consumer.policy.acks import FailedAttempt, Finished
 from usher.consumer.policy.batches import TriedTogether
 from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, Settling, TicketPace, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
-
-log = logging.getLogger(__name__)
-
 
 #: Most messages that all runs of a consumer absorb at a time.
 MOST_ABSORBED = 512
@@ -235,8 +231,7 @@ class Executor:
         if not is_used_up(message.known, self.policy.max_attempts):
             return False
         decision = unended(message.known)
-        facts: dict[str, Any] = {**message.facts(), "error": decision.error}
-        event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
+        event("message_given_up", level=ERROR, reason=decision.reason, **message.facts(), error=decision.error)
         self.bury(lane, message, decision)
         return True
 
@@ -312,7 +307,7 @@ class Executor:
         elif wait.is_news:
             facts: dict[str, Any] = {"tickets": wait.tickets, "since_s": round(now - wait.since_s, 1)}
             facts |= {"error": text.error[:500], "at": at}
-            event(log, "tickets_fail_alike", level=logging.WARNING, trace=text.traceback, **facts)
+            event("tickets_fail_alike", level=WARNING, trace=text.traceback, **facts)
         if isinstance(decision, Bury):
             details = {"error": text.error, "error_type": text.error_type, "traceback": text.traceback}
             self.bury(lane, message, replace(decision, **details, at=at, noted=noted.head))
@@ -430,7 +425,7 @@ class Executor:
             if on.lasted_s is not None:
                 facts: dict[str, Any] = {"tickets": len(on.alike), "probes": on.probes}
                 facts |= {"lasted_s": round(on.lasted_s, 1), "error_type": on.sign[0], "at": on.sign[1]}
-                event(log, "tickets_go_on", level=logging.WARNING, **facts)
+                event("tickets_go_on", level=WARNING, **facts)
 
     def _noted(self, message: Message, text: ErrorText, at: str, at_ms: int, wait: Wait | None) -> NotedError:
         most = self.policy.max_attempts
@@ -459,7 +454,7 @@ class Executor:
 
     def broken(self, problem: BaseException) -> None:
         """End this incarnation: our own code failed around a handler call, so its lanes cannot be trusted any more."""
-        event(log, "executor_failed", level=logging.CRITICAL, error=format_error(problem))
+        event("executor_failed", level=CRITICAL, error=format_error(problem))
         self._on_broken(f"{type(problem).__name__} around a handler call")
 
 
@@ -474,15 +469,15 @@ def _tell(message: Message, problem: BaseException, text: ErrorText, decision: f
     if isinstance(problem, ProcessEnded):
         facts |= {"failures": message.failures, "crashes": message.crashes}
         is_stuck, trace = problem.is_stuck, text.traceback
-        event(log, "handler_stuck" if is_stuck else "handler_crashed", level=logging.ERROR, trace=trace, **facts)
+        event("handler_stuck" if is_stuck else "handler_crashed", level=ERROR, trace=trace, **facts)
     if isinstance(decision, Bury):
         trace = "" if isinstance(problem, ProcessEnded) else text.traceback
-        event(log, "message_given_up", level=logging.ERROR, trace=trace, reason=decision.reason, **facts)
+        event("message_given_up", level=ERROR, trace=trace, reason=decision.reason, **facts)
     elif isinstance(problem, RetryLater) and not isinstance(problem, TriedTogether):
-        event(log, "handler_asked_later", retry_in_s=decision, **facts)
+        event("handler_asked_later", retry_in_s=decision, **facts)
     elif not isinstance(problem, ProcessEnded):
         trace = text.traceback if message.failures <= 1 else ""
-        event(log, "handler_failed", level=logging.WARNING, trace=trace, retry_in_s=decision, **facts)
+        event("handler_failed", level=WARNING, trace=trace, retry_in_s=decision, **facts)
 
 
 def _outcome(problem: BaseException) -> str:

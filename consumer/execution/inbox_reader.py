@@ -13,14 +13,13 @@ While this process holds ``most_bytes``, the next page waits, and one record at 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 from typing import Any
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing, ReplyUnknown
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.attempts import NEVER, Attempts, decode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import ZERO, after, from_rank, rank
@@ -73,8 +72,6 @@ def fitting(page: int, mean_bytes: float, room: int) -> int:
     """
     return max(1, min(page, int(min(PAGE_BYTES, room) / max(1.0, mean_bytes))))
 
-
-log = logging.getLogger(__name__)
 
 #: Pause before a look whether there is room for more bytes.
 _FULL_S = 0.01
@@ -207,7 +204,7 @@ class InboxReader(Service):
         self._is_idle = not records
         for record in records:
             if not (record.given or record.order or record.recalled):
-                event(log, "inbox_record_unknown", level=logging.ERROR, consumer=self._incarnation, record=record.id)
+                event("inbox_record_unknown", level=ERROR, consumer=self._incarnation, record=record.id)
         self._untrimmed += len(records)
         if records:
             self._record_bytes = sum(record.size for record in records) / len(records)
@@ -326,7 +323,7 @@ class InboxReader(Service):
         charged = self._link.call("HMGET", self._keys.attempts, *wanted)
         found = {entry_id: value for entry_id, value in zip(wanted, charged, strict=True) if value is not None}
         if wrong := [entry_id for entry_id, value in found.items() if decode(value) is NEVER]:
-            event(log, "attempts_unreadable", level=logging.ERROR, count=len(wrong), first=wrong[0])
+            event("attempts_unreadable", level=ERROR, count=len(wrong), first=wrong[0])
         return {entry_id: decode(value) for entry_id, value in found.items()}
 
     def _read_on(self, wanted: list[bytes]) -> dict[bytes, list[bytes] | None]:
@@ -354,7 +351,7 @@ class InboxReader(Service):
         over = {one for one, there in zip(missing, found, strict=True) if there}
         if over:
             me, count, first = self._incarnation, len(over), min(over, key=rank)
-            event(log, "inbox_entries_stale", level=logging.WARNING, consumer=me, count=count, first=first)
+            event("inbox_entries_stale", level=WARNING, consumer=me, count=count, first=first)
         return over
 
     def _forget_closed(self, closed: list[tuple[bytes, int]]) -> None:

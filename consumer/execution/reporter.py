@@ -8,7 +8,6 @@ dropped. Only when reports come too often for the leader (429) is one kept, unti
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterable
@@ -16,12 +15,10 @@ from collections.abc import Callable, Iterable
 import orjson
 
 from usher.common.base.clock import now_s
-from usher.common.base.log import event
+from usher.common.base.log import INFO, WARNING, event
 from usher.common.protocol.registration import RETRYING_HEADER
 from usher.common.runtime.service import Service
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
-
-log = logging.getLogger(__name__)
 
 #: Ids per report: what the master accepts at most.
 MOST_IDS = 1000
@@ -89,7 +86,7 @@ class Reporter(Service):
         self._calm = self._is_roused = False
         self._last_s = self._not_before_s = -math.inf
         self._untold = 0  # dropped ids that are not in the log yet; _why: why the last of them were dropped
-        self._why = (logging.WARNING, "")
+        self._why = (WARNING, "")
         self._quiet_until_s = -math.inf
         self.sent = 0
         self.dropped = 0
@@ -133,7 +130,7 @@ class Reporter(Service):
         elif answer.status == 409:
             # Ended, by a drain or otherwise: nothing is left to be freed, and the services that must stop learn it from
             # Redis.
-            self._drop(report, "this incarnation has ended", logging.INFO)
+            self._drop(report, "this incarnation has ended", INFO)
         else:
             self._drop(report, f"{answer.url} answered {answer.status}")
         return 0.0
@@ -195,7 +192,7 @@ class Reporter(Service):
         ]
         return orjson.dumps({"incarnation": self._incarnation, "tickets": tickets})
 
-    def _drop(self, report: list[Item], why: str, level: int = logging.WARNING) -> None:
+    def _drop(self, report: list[Item], why: str, level: int = WARNING) -> None:
         count = sum(len(ids) for _, _, ids in report)
         if not count:
             return
@@ -207,7 +204,7 @@ class Reporter(Service):
     def _tell_dropped(self, at_once: bool = False) -> None:
         if self._untold and (at_once or now_s() >= self._quiet_until_s):
             level, why = self._why
-            event(log, "report_dropped", level=level, ids=self._untold, why=why)
+            event("report_dropped", level=level, ids=self._untold, why=why)
             self._untold, self._quiet_until_s = 0, now_s() + _REPEAT_LOG_S
 
     def on_end(self) -> None:

@@ -13,7 +13,6 @@ A process that stands still for good is ended by its arbiter (common/http/serve.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import sys
 import time
@@ -24,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from usher.common.base.clock import now_s, run_us
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.attempts import RAN_PAST
 from usher.common.runtime.service import Service
 from usher.consumer.handlers.message import Message
@@ -74,8 +73,6 @@ def _told(frames: list[FrameType]) -> str:
 
 if TYPE_CHECKING:
     from usher.consumer.execution.async_pool import AsyncPool
-
-log = logging.getLogger(__name__)
 
 #: Messages that a line names.
 _MOST_NAMED = 20
@@ -146,7 +143,7 @@ class Watchdog(Service):
             self._told_s = self.still_s
             way_out = "see what they wait for (py-spy dump, usher tickets explain); USHER_HANDLER_SECONDS bounds it"
             for_s = round(self.still_s)
-            event(log, "handlers_stand_still", level=logging.WARNING, for_s=for_s, running=running, way_out=way_out)
+            event("handlers_stand_still", level=WARNING, for_s=for_s, running=running, way_out=way_out)
 
     def _watch_limit(self) -> None:
         now = time.monotonic()
@@ -170,7 +167,7 @@ class Watchdog(Service):
         began_us = run_us() - 2e6 * self._limit_s
         kept = [one for one in [*self._running.values()] if one.start_us > began_us]
         named = [one.facts() for one in kept[:_MOST_NAMED]]
-        event(log, "handlers_stood_still", level=logging.WARNING, seconds=round(lost_s, 1), running=named)
+        event("handlers_stood_still", level=WARNING, seconds=round(lost_s, 1), running=named)
         for message in kept:
             message.deadline = (message.deadline or 0.0) + lost_s
 
@@ -183,5 +180,5 @@ class Watchdog(Service):
         known = stacks({} if self.event_loop is None else self.event_loop.calls)
         told = [known.get(message.stream_id, "") for message in hung]
         for message, stack in zip(hung, told, strict=True):
-            event(log, "handler_stuck", level=logging.ERROR, trace=stack, **message.facts())
+            event("handler_stuck", level=ERROR, trace=stack, **message.facts())
         self._ending.end(starts, f"{len(hung)} handler(s) ran past USHER_HANDLER_SECONDS", RAN_PAST, told)

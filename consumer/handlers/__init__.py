@@ -1,3 +1,1 @@
 """The user's function: find it, decorate it, call it; and the message that it is given."""
-
-from __future__ import annotations

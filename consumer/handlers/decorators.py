@@ -57,12 +57,12 @@ def batch(most: Any = 100, wait_s: float = 0.01, per_ticket: int = 1) -> Any:
         raise ValueError(f"@batch: wait_s must be 0 to {_LONGEST_WAIT_S:g} seconds (it is {wait_s})")
     if not 1 <= per_ticket <= most:
         raise ValueError(f"@batch: per_ticket must be 1 to most (it is {per_ticket})")
+    return functools.partial(_noted, _BATCH, BatchOptions(most, float(wait_s), per_ticket))
 
-    def declare(function: F) -> F:
-        setattr(function, _BATCH, BatchOptions(most, float(wait_s), per_ticket))
-        return function
 
-    return declare
+def _noted(attribute: str, value: object, function: F) -> F:
+    setattr(function, attribute, value)
+    return function
 
 
 def batch_of(handler: Callable[..., Any]) -> BatchOptions | None:
@@ -158,12 +158,8 @@ def handler(function: Any = None, /, *, away: Any = (), **options: Any) -> Any:
     """
     if function is not None and not callable(function):
         raise TypeError("give the options of @handler by name: @handler(max_attempts=3)")
-    noted = HandlerOptions(**options, away=away if isinstance(away, tuple) else (away,))
-
-    def mark(function: F) -> F:
-        setattr(function, _ATTRIBUTE, noted)
-        return function
-
+    asked = HandlerOptions(**options, away=away if isinstance(away, tuple) else (away,))
+    mark = functools.partial(_noted, _ATTRIBUTE, asked)
     return mark if function is None else mark(function)
 
 
@@ -189,9 +185,7 @@ def around(*makers: Maker) -> Callable[[F], F]:
             raise TypeError(f"@around takes functions of a message (not {maker!r})")
 
     def declare(function: F) -> F:
-        inner = declared(function, _AROUND, tuple) or ()
-        setattr(function, _AROUND, (*makers, *inner))
-        return function
+        return _noted(_AROUND, (*makers, *(declared(function, _AROUND, tuple) or ())), function)
 
     return declare
 

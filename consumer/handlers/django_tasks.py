@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import logging
 import os
 import platform
 import uuid
@@ -33,7 +32,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from usher.common.base.errors import GiveUp, HandlerUnusable, Invalid, RetryLater
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.base.text import format_error
 from usher.common.outbox.rows import as_json
 from usher.common.protocol.message import key_bytes
@@ -49,8 +48,6 @@ except ImportError:  # before Django 6
     from django_tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
     from django_tasks.exceptions import InvalidTaskError as InvalidTask
     from django_tasks.signals import task_enqueued, task_finished, task_started
-
-log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -245,8 +242,8 @@ class _UntilCommit:
     @staticmethod
     def _tell(task: str, uid: str, database: str) -> None:
         way_out = "OPTIONS outbox, or transaction.on_commit"
-        level = logging.WARNING
-        event(log, "task_sent_and_rolled_back", level=level, task=task, uid=uid, database=database, way_out=way_out)
+        level = WARNING
+        event("task_sent_and_rolled_back", level=level, task=task, uid=uid, database=database, way_out=way_out)
 
 
 def _result(task: Any, result_id: str, args: Any, kwargs: Any, backend: str) -> Any:

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import importlib
 import inspect
-import logging
 import os
 import sys
 import sysconfig
@@ -23,14 +22,12 @@ from typing import Any
 
 from usher.common.base.callables import unawaitable_reason, unfinished_kind
 from usher.common.base.errors import HandlerUnusable
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.base.text import format_error
 from usher.common.observability import tracing
 from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of, with_middleware
 from usher.consumer.handlers.message import Message
 from usher.consumer.handlers.typed import is_async, typed_call
-
-log = logging.getLogger(__name__)
 
 Handle = Callable[[Message], Any]
 
@@ -144,7 +141,7 @@ def _tell_of_future() -> None:
     or an end of the process, is lost."""
     what = "the message counts as done at once, and its ticket's next one starts, whatever becomes of the future"
     way_out = "let the handler do the work itself (USHER_CONCURRENCY), or wait: return future.result()"
-    event(log, "handler_returned_future", level=logging.WARNING, what=what, way_out=way_out)
+    event("handler_returned_future", level=WARNING, what=what, way_out=way_out)
 
 
 def _check_runs(spec: str, target: Callable[..., Any]) -> None:

@@ -1,3 +1,1 @@
 """Child processes that run the handler only: for suspects of a crash (quarantine.py), and for `usher rehearse`."""
-
-from __future__ import annotations

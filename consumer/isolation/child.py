@@ -53,6 +53,7 @@ from usher.consumer.isolation.process import (
     Piece,
     ProcessSpec,
     pidfd,
+    to_wire,
 )
 from usher.consumer.policy.batches import judge
 
@@ -73,19 +74,24 @@ class HandlerCall:
 
     def __call__(self, message: Message) -> BaseException | None:
         """Return the error that the message fails with."""
-        handler, returned, raised = self._handler, None, None
+        if self._handler.batch is None:
+            return self.run(message)[1]
+        [(_, raised)] = judge([[message]], *self.run([message]))
+        return raised
+
+    def run(self, given: Any) -> tuple[Any, BaseException | None]:
+        """Call the handler with a message, or a list of them. Return what it returned, and what it raised."""
+        handler = self._handler
         try:
-            returned = handler.call([message] if handler.batch is not None else message)
+            returned = handler.call(given)
             returned = self.wait(returned) if handler.is_async else returned
             if handler.batch is None and returned is not None:
                 check_ran(returned)
-                message.result(returned)
+                given.result(returned)
+            return returned, None
         except BaseException as problem:  # sys.exit() too: in a consumer it does not end the thread either
             is_interrupted = isinstance(problem, asyncio.CancelledError) and self.interrupted.is_set()
-            raised = GiveUp("interrupted") if is_interrupted else problem
-        if handler.batch is not None:
-            [(_, raised)] = judge([[message]], returned, raised)
-        return raised
+            return None, GiveUp("interrupted") if is_interrupted else problem
 
     def wait(self, awaited: Any) -> Any:
         if self._event_loop is None:
@@ -110,6 +116,7 @@ class HandlerCall:
     def close(self) -> None:
         if self._event_loop is not None:
             self._event_loop.close()
+            asyncio.set_event_loop(None)
 
 
 class Slot(Service):
@@ -138,7 +145,7 @@ class Slot(Service):
         self.is_busy = True
         result = self._run(piece)
         self.is_busy = False
-        answer(self._asker, result)
+        self._asker.sendall(to_wire(result))
         return 0.0
 
     def on_end(self) -> None:
@@ -153,7 +160,7 @@ class Slot(Service):
         message.first_ms = message.start_us // 1000
         message.slot = 1  # in hand: log lines name it
         in_hand.set(message)
-        answer(self._asker, {STARTS: True})
+        self._asker.sendall(to_wire({STARTS: True}))
         began_s = time.monotonic()
         message.deadline = began_s + self._limit_s if self._limit_s else None
         with ForkGuard():  # forked children must not answer, nor take the next order
@@ -209,10 +216,6 @@ def ended(raised: BaseException | None, seconds: float) -> CallResult:
         return CallResult(LATER, format_error(problem), type_name(problem), traced(problem), after_s, seconds)
     how = INVALID if isinstance(problem, Invalid) else GAVE_UP if isinstance(problem, GiveUp) else RAISED
     return CallResult(how, format_error(problem), type_name(problem), traced(problem), seconds=seconds)
-
-
-def answer(asker: socket.socket, document: dict[str, Any] | CallResult) -> None:
-    asker.sendall(orjson.dumps(document, default=lambda data: data.decode("latin-1")) + b"\n")
 
 
 def _ignore(*_: object) -> None:
@@ -287,14 +290,14 @@ def run(asked_by: int, where: int) -> None:
     try:
         handler = with_spans(load_handler(spec.handler), spec.stream, spec.group)
     except HandlerUnusable as unusable:
-        answer(asker, {"cannot": str(unusable)})
+        asker.sendall(to_wire({"cannot": str(unusable)}))
         return
     limit_s = given(handler.options.deadline_s, spec.handler_s)
     lease = OwnLease(0.0 if spec.has_lease else math.inf, now_s())
     made = message_type(spec.stream, spec.is_gathered, spec.is_rehearsal)
-    made.on_progress = lambda some, told: answer(asker, {PART: told})
+    made.on_progress = lambda some, told: asker.sendall(to_wire({PART: told}))
     slot = Slot(asker, handler, made, lease, limit_s)
-    answer(asker, {"limit_s": limit_s})
+    asker.sendall(to_wire({"limit_s": limit_s}))
     slot.start()
     if spec.has_lease:
         LeaseEnd(asker, lease, slot).start()

@@ -61,7 +61,12 @@ class ProcessSpec:
 @dataclass(frozen=True)
 class Piece:
     """A message, as a consumer knows it. ``known``: starts, failures, crashes and losses before; ``flat``: names and
-    values by turns."""
+    values by turns.
+
+    >>> one = Piece(b"42", b"5-1", 9, (1, 1, 0, 0), (b"a", b"\\xff"))
+    >>> Piece.of(orjson.loads(to_wire(one))) == one
+    True
+    """
 
     ticket: bytes
     stream_id: bytes
@@ -69,23 +74,11 @@ class Piece:
     known: tuple[int, int, int, int]
     flat: Sequence[bytes]
 
-    def document(self) -> dict[str, Any]:
-        """Return the message as a document for the wire: bytes as Latin-1, which has a letter for each.
-
-        >>> one = Piece(b"42", b"5-1", 9, (1, 1, 0, 0), (b"a", b"\\xff"))
-        >>> Piece.of(one.document()) == one
-        True
-        """
-        ticket, stream_id, *flat = (part.decode("latin-1") for part in (self.ticket, self.stream_id, *self.flat))
-        return {"ticket": ticket, "stream_id": stream_id, "fence": self.fence, "known": self.known, "flat": flat}
-
     @classmethod
-    def of(cls, document: dict[str, Any]) -> Piece:
-        starts, failures, crashes, losses = document["known"]
-        ticket, stream_id, *flat = (
-            part.encode("latin-1") for part in (document["ticket"], document["stream_id"], *document["flat"])
-        )
-        return cls(ticket, stream_id, document["fence"], (starts, failures, crashes, losses), tuple(flat))
+    def of(cls, told: dict[str, Any]) -> Piece:
+        ticket, stream_id, *flat = from_wire([told["ticket"], told["stream_id"], *told["flat"]])
+        starts, failures, crashes, losses = told["known"]
+        return cls(ticket, stream_id, told["fence"], (starts, failures, crashes, losses), tuple(flat))
 
 
 @dataclass(frozen=True)
@@ -127,7 +120,12 @@ class CallResult:
         return words.get(self.how, "") + self.error
 
 
-def from_wire(told: Sequence[str] | None) -> Any:  # each byte is a letter there
+def to_wire(told: object) -> bytes:
+    """Return a line of JSON; bytes are text there, a letter for each (Latin-1)."""
+    return orjson.dumps(told, default=lambda data: data.decode("latin-1")) + b"\n"
+
+
+def from_wire(told: Sequence[str] | None) -> Any:
     return told and tuple(part.encode("latin-1") for part in told)
 
 
@@ -327,7 +325,7 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
 
     def _takes(self, piece: Piece) -> bool:
         try:
-            self._socket.sendall(orjson.dumps(piece.document()) + b"\n")
+            self._socket.sendall(to_wire(piece))
             return self._hear(_SEND_S) is not None
         except OSError:  # it has gone, or does not read
             return False
@@ -352,7 +350,7 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
         if self._process is None:
             return False
         try:
-            self._socket.send(orjson.dumps(order) + b"\n", socket.MSG_DONTWAIT)
+            self._socket.send(to_wire(order), socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:  # it has gone
@@ -389,7 +387,7 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
         ours.settimeout(_SEND_S)
         self._process, self._socket, self._rest, self.is_fresh = process, ours, b"", True
         try:
-            ours.sendall(orjson.dumps(self._spec) + b"\n")
+            ours.sendall(to_wire(self._spec))
             answer = self._hear(_IMPORT_S)
         except OSError:
             answer = None

@@ -11,7 +11,6 @@ charges nobody.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from functools import partial
@@ -26,7 +25,7 @@ from usher.common.base.errors import (
     ServerChanged,
     StartRefused,
 )
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.attempts import CUT_OFF, ENDED, RAN_PAST
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
@@ -52,8 +51,6 @@ from usher.consumer.isolation.process import (
 )
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.quarantine import is_unseen, needs_fresh_process
-
-log = logging.getLogger(__name__)
 
 #: Most children of a consumer.
 _MOST_CHILDREN = 4
@@ -131,7 +128,7 @@ class SuspectWorker(Service):
 
     def _tell_of(self, child: HandlerProcess) -> None:
         for note in child.notes:
-            event(log, "handler_process_ended", level=logging.WARNING, what=note)
+            event("handler_process_ended", level=WARNING, what=note)
         child.notes.clear()
 
     def _run(self, lane: Lane) -> None:
@@ -149,7 +146,7 @@ class SuspectWorker(Service):
             return
         if not executor.admit_apart(lane, message):
             return
-        event(log, "suspect_isolated", **message.facts(), crashes=message.crashes, losses=message.losses)
+        event("suspect_isolated", **message.facts(), crashes=message.crashes, losses=message.losses)
         is_fresh, began_ns = child.is_fresh, time.monotonic_ns()
         self._runs, self._is_told = message.stream_id, False
         try:
@@ -201,7 +198,7 @@ class SuspectWorker(Service):
         self._end_child(gently=False)
         self._executor.refused_children += 1
         runs_here = not self._executor.isolates
-        event(log, "suspect_not_isolated", level=logging.ERROR, why=why, runs_here=runs_here)
+        event("suspect_not_isolated", level=ERROR, why=why, runs_here=runs_here)
 
     def _check(self) -> None:
         """Tell the child when the lease was renewed, and of an interruption. Called again and again while it runs.
@@ -226,7 +223,7 @@ class SuspectWorker(Service):
         try:
             self._steps.charge({message.stream_id: ahead})
         except (RedisTrouble, CommandRefused, OwnershipLost, ServerChanged) as trouble:
-            event(log, "attempt_not_recorded", level=logging.WARNING, **message.facts(), why=str(trouble))
+            event("attempt_not_recorded", level=WARNING, **message.facts(), why=str(trouble))
             return not isinstance(trouble, (OwnershipLost, ServerChanged))
         return True
 

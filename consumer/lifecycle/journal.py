@@ -13,7 +13,6 @@ may run at a time.
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
 import os
 import re
@@ -22,13 +21,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.consumer.handlers.message import Message
 from usher.consumer.policy.quarantine import Left
-
-log = logging.getLogger(__name__)
 
 _MAGIC = b"usher-j2"
 #: magic, origin (boot, stream and group), incarnation, is_explained
@@ -141,7 +138,7 @@ def _mapped(path: Path | None, size: int) -> mmap.mmap:
             finally:
                 os.close(descriptor)
         except OSError as problem:
-            event(log, "journal_unavailable", level=logging.WARNING, path=str(path), why=str(problem))
+            event("journal_unavailable", level=WARNING, path=str(path), why=str(problem))
     return mmap.mmap(-1, size)
 
 

@@ -6,7 +6,6 @@ A lease that was lost or revoked is never taken up again: the process leaves, an
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +14,12 @@ import orjson
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.handlers.message import OwnLease
 from usher.consumer.lifecycle.master_client import MasterAnswer, MasterClient, MasterUnavailable, refusal
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
-
-log = logging.getLogger(__name__)
 
 _WHEN_HELD_S = 0.5
 _WAY_OUT = (
@@ -88,15 +85,15 @@ class Registrar(Service):
             if self._accepted(answer.document, answer.sent_s):
                 raise ServiceEnded
             # The master stood still. It has counted the lease from later on, and says so when it is asked again.
-            event(log, "registration_expired", level=logging.WARNING, consumer=asked.name, master=answer.url)
+            event("registration_expired", level=WARNING, consumer=asked.name, master=answer.url)
             return 0.0
         if answer.status == 409:
-            event(log, "name_in_use", level=logging.WARNING, consumer=asked.name, master=answer.url, way_out=_WAY_OUT)
+            event("name_in_use", level=WARNING, consumer=asked.name, master=answer.url, way_out=_WAY_OUT)
             return _WHEN_HELD_S
         if answer.status == 410:
             # An earlier request was heard, its answer was lost, and the lease ended before this request. Nothing was
             # started under that uuid.
-            event(log, "registration_expired", level=logging.WARNING, consumer=asked.name, master=answer.url)
+            event("registration_expired", level=WARNING, consumer=asked.name, master=answer.url)
             self._asked = self._ask()
             return _WHEN_HELD_S if was_over else 0.0
         raise self._refused(answer)
@@ -104,7 +101,7 @@ class Registrar(Service):
     def _refused(self, answer: MasterAnswer) -> MasterUnavailable:
         why = refusal(answer.document) or str(answer.status)
         if 400 <= answer.status < 500 and answer.status != 429:
-            event(log, "registration_refused", level=logging.ERROR, master=answer.url, status=answer.status, why=why)
+            event("registration_refused", level=ERROR, master=answer.url, status=answer.status, why=why)
         if answer.status == 422:
             self._give_up(f"{answer.url} refuses this registration: {why}")
         return MasterUnavailable(f"{answer.url} answered {answer.status} {why}")
@@ -117,7 +114,7 @@ class Registrar(Service):
         if sent_s + left_s <= now_s():
             return False
         # Only now: an answer that cannot be read leaves everything as it was, and the masters are asked again.
-        event(log, "consumer_registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
+        event("consumer_registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
         self._on_taken(taken)
         return True
 
@@ -153,7 +150,7 @@ class Heartbeat(Service):
 
     def run_once(self) -> float:
         if not self._works():
-            event(log, "lease_not_renewed", level=logging.WARNING, why="the program makes no progress")
+            event("lease_not_renewed", level=WARNING, why="the program makes no progress")
             return self._retry_s()
         start = b"-"
         while start:  # each call extends the lease, and touches some of the pending entries
@@ -165,7 +162,7 @@ class Heartbeat(Service):
                 else:
                     state, _, start = self._steps.renew(lease_ms, start, left_ms)
             except RedisTrouble as trouble:
-                event(log, "lease_not_renewed", level=logging.WARNING, why=str(trouble))
+                event("lease_not_renewed", level=WARNING, why=str(trouble))
                 return self._retry_s()
             if state in ("", "revoked"):
                 self._lease.end()

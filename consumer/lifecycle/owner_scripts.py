@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import OwnershipLost
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, event
 from usher.common.protocol.attempts import Attempts, encode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError, NotedError
@@ -23,7 +22,6 @@ from usher.common.protocol.registration import Registration
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.scripts import ScriptRunner
 
-log = logging.getLogger(__name__)
 _NO_ERROR = NotedError()
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
 _SOME, _NEW_MS = 40, 60_000  # last errors that are looked at, and how old they may be
@@ -125,7 +123,7 @@ class OwnerScripts:
             if not answers:
                 raise
             # For want of rights to a reply stream, say: that must not hold up those who ask for nothing.
-            event(log, "answer_not_written", level=logging.ERROR, why=str(refused))
+            event("answer_not_written", level=ERROR, why=str(refused))
             self.ack(ids, run_record, run_log_length, is_again)
 
     def dead_letters(self, letters: Sequence[Letter]) -> list[Buried | Exception]:
@@ -200,7 +198,7 @@ class OwnerScripts:
         if answer == b"LOST":
             raise self._lost()
         if answer != b"OK":
-            event(log, "answer_not_written", level=logging.ERROR, why=str(answer, errors="replace"))
+            event("answer_not_written", level=ERROR, why=str(answer, errors="replace"))
 
     def _lost(self) -> OwnershipLost:
         return OwnershipLost(f"the lease of {self._incarnation} has ended")

@@ -7,15 +7,15 @@ Redis not hear of it; whatever else ran was only in the way.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.errors import OwnershipLost, RedisTrouble
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError
@@ -29,53 +29,46 @@ from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.acks import Finished
 from usher.consumer.policy.quarantine import Left, suspects
 
-log = logging.getLogger(__name__)
-
 #: Finished messages get this long to be acknowledged before the process leaves.
 FLUSH_AT_END_S = 0.5
 _POLL_S = 0.01
 
 
+@dataclass
 class ProcessEnding:
     """The way to end this process, for one thread at a time. ``leave`` gets the reason."""
 
-    def __init__(
-        self,
-        steps: OwnerScripts,
-        is_flushed: Callable[[], bool],
-        journal: Journal,
-        run_log_length: int,
-        leave: Callable[[str], None],
-    ) -> None:
-        self._steps = steps
-        self._is_flushed = is_flushed
-        self._journal = journal
-        self._run_log_length = run_log_length
-        self._leave = leave
+    steps: OwnerScripts
+    is_flushed: Callable[[], bool]
+    journal: Journal
+    run_log_length: int
+    leave: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
 
     def end(self, starts: Sequence[Left], why: str, error: str, stacks: Sequence[str] = ()) -> None:
         """Charge these starts, which have not ended, with an end of their process, and leave. ``error``: what people
         read of each; ``stacks``: where each of them stood."""
         charged = {one.stream_id: one.before._replace(crashes=one.before.crashes + 1) for one in starts}
-        self._journal.blame(starts)
+        self.journal.blame(starts)
         runs = [Finished(one.ticket, one.stream_id, one.fence, one.before.starts, one.start_us, 0) for one in starts]
-        record = encode(self._steps.incarnation, runs, [CRASHED] * len(runs)) if self._run_log_length else b""
+        record = encode(self.steps.incarnation, runs, [CRASHED] * len(runs)) if self.run_log_length else b""
         now_ms = wall_ms()
         errors = {}
         for one, run, stack in zip(starts, runs, stacks or [""] * len(starts), strict=True):
             noted = LastError(error, "", own_line(stack), one.before.starts, one.before.failures, at_ms=now_ms)
-            kept = encode_kept(self._steps.incarnation, run, CRASHED, error)
+            kept = encode_kept(self.steps.incarnation, run, CRASHED, error)
             errors[one.stream_id] = encode_error(noted, stack)._replace(runs=kept)
         try:
             with self._lock:
-                self._steps.charge(charged, record, self._run_log_length, errors, len(runs))
+                self.steps.charge(charged, record, self.run_log_length, errors, len(runs))
             for one in starts:
-                self._journal.forget(one)
+                self.journal.forget(one)
         except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # the process leaves whatever Redis answers
-            event(log, "attempt_not_recorded", level=logging.WARNING, why=str(trouble))
-        wait_until(self._is_flushed, FLUSH_AT_END_S)
-        self._leave(why)
+            event("attempt_not_recorded", level=WARNING, why=str(trouble))
+        wait_until(self.is_flushed, FLUSH_AT_END_S)
+        self.leave(why)
 
 
 def wait_until(is_so: Callable[[], bool], most_s: float) -> None:
@@ -95,7 +88,7 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
         with Link(url, f"consumer:{former.incarnation}:last") as link:
             noted = note_crash(ScriptRunner(link), keys, former, run_log_length)
     except CommandRefused as refused:  # Redis will not accept it later either, and we have work to do
-        event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(former.left), why=str(refused))
+        event("attempts_not_recorded", level=ERROR, messages=len(former.left), why=str(refused))
         noted = []
     for left, attempts in noted:
         # But not sure: it may have returned a moment before.
@@ -110,9 +103,9 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
             "losses": attempts.losses,
         }
         if is_likely:
-            event(log, "handler_crashed", level=logging.ERROR, **facts)
+            event("handler_crashed", level=ERROR, **facts)
         else:
-            event(log, "handler_interrupted", level=logging.WARNING, **facts)
+            event("handler_interrupted", level=WARNING, **facts)
 
 
 def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:

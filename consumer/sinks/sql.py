@@ -23,13 +23,12 @@ import functools
 import hashlib
 import inspect
 import itertools
-import logging
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from usher.common.base.callables import unawaitable_reason, unfinished_kind
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.sql.alchemy import (
     CANCELED,
@@ -50,8 +49,6 @@ from usher.consumer.sinks.outcomes import (
     fenced_ticket,
     is_rehearsal,
 )
-
-log = logging.getLogger(__name__)
 
 #: Longest text that is stored as it is. Longer or odd ones (NUL, which PostgreSQL refuses; bytes that are not UTF-8)
 #: are stored as their digest.
@@ -232,7 +229,7 @@ class BaseSink:
         try:
             yield
         except Exception as problem:
-            event(log, "sink_prune_failed", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
+            event("sink_prune_failed", level=WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
 
 
 def storable(text: str) -> str:
@@ -377,7 +374,7 @@ def plain_errors() -> Iterator[None]:
             raise
         lasts = found.why is PassingCause.AWAY or state.startswith(_SHORT)
         if isinstance(error, sa.exc.TimeoutError):
-            event(log, "sink_pool_exhausted", level=logging.WARNING, why=found.told)
+            event("sink_pool_exhausted", level=WARNING, why=found.told)
         pause_s = _RNG.uniform(*(_AWAY_S if lasts else _CONTENTION_S))
         raise SinkNotNow(f"{found.why.value}: {found.told}", pause_s, lasts) from error
 

@@ -95,9 +95,8 @@ class BenchFailed(UsherError):
 def zipf_tickets(count: int, tickets: int, seed: int) -> list[bytes]:
     """Return ``count`` ticket ids out of ``tickets``, Zipf 1.0: the n-th most frequent comes with probability 1 / (n *
     H)."""
-    rng = random.Random(seed)
     weights = list(itertools.accumulate(1.0 / rank for rank in range(1, tickets + 1)))
-    return [b"T%d" % rank for rank in rng.choices(range(tickets), cum_weights=weights, k=count)]
+    return [b"T%d" % rank for rank in random.Random(seed).choices(range(tickets), cum_weights=weights, k=count)]
 
 
 class Rig:

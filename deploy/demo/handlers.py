@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import os
 import time
 from dataclasses import dataclass
@@ -48,8 +47,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 SUFFIX = ".records"
-
-log = logging.getLogger(__name__)
 
 #: Environment of the demo's consumers; `usher demo` sets it.
 FOLDER_VARIABLE = "USHER_DEMO_FOLDER"
@@ -132,7 +129,7 @@ def show(message: Message) -> None:
     }
     for name, value in list(message.fields.items())[:_MOST_SHOWN]:
         facts[f"field_{name}"] = value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "..."
-    event(log, "message_shown", **facts)
+    event("message_shown", **facts)
 
 
 #: Examples kept per verdict; the counts are complete.

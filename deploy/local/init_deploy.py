@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -29,6 +30,7 @@ from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.http.credentials import Role, line_of
 from usher.common.redis.acl import USERS, acl_file
 from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, version_below_7
+from usher.common.redis.locate import write_whole
 from usher.common.runtime.memory import memory_of_machine
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load
@@ -300,13 +302,9 @@ def write(host: Host, files: Mapping[str, str]) -> None:
             _give(made, host.users.get("master" if made.name == "audit" else made.name))
         state.chmod(0o711 if host.users else 0o700)  # each user goes through it to its own
         for name, text in files.items():
-            draft = host.folder / f".{name}.new"
-            draft.unlink(missing_ok=True)
             mode = 0o600 if name in _SECRET else 0o755 if name in ("start", "as") else 0o644
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
-                file.write(text)
-            _give(draft, host.users.get(_SECRET.get(name, "")))
-            draft.replace(host.folder / name)
+            user = host.users.get(_SECRET.get(name, ""))
+            write_whole(host.folder / name, text, mode, partial(_give, user=user))
     except OSError as problem:
         raise StartRefused(f"{host.folder} cannot be written: {problem}") from problem
 

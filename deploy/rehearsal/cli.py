@@ -307,7 +307,7 @@ class Candidates:
     def of_ticket(self, ticket: bytes, most: int) -> list[Candidate]:
         """Find the newest ``most`` messages of a ticket, in the order of the stream: its entries, and its dead
         letters."""
-        ids = self._search("entries looked at", self._keys.stream, self._field, ticket, most)
+        ids = self._search(self._field, ticket, most)
         letters = list(map(of_letter, self._letters.newest(LetterFilter(ticket), None, most, _SEARCH_S).letters))
         dead = {one.message_id for one in letters}
         return in_order([*letters, *self.states([(one, ticket) for one in ids if one not in dead])], most)
@@ -340,9 +340,7 @@ class Candidates:
         if looked_for:
             field, value = looked_for[0]
             enough = most + 1 if len(looked_for) == 1 else _ALL
-            found = self._search(
-                "entries looked at", self._keys.stream, field, value, enough, (wanted.first, wanted.last)
-            )
+            found = self._search(field, value, enough, wanted.first, wanted.last)
             if self.notes:
                 raise StartRefused(f"nothing is replayed: {self.notes[-1]}; give --since")
             if len(looked_for) == 1:
@@ -380,31 +378,30 @@ class Candidates:
         return found[0][1] if found else None
 
     def _search(
-        self,
-        what: str,
-        key: str,
-        field: str | bytes,
-        value: bytes,
-        most: int,
-        span: tuple[bytes, bytes] = (b"0-0", b"+"),
+        self, field: str | bytes, value: bytes, most: int, first: bytes = b"0-0", last: bytes = b"+"
     ) -> list[bytes]:
-        found: list[bytes] = []
-        floor, start, looked_at, ends_s = rank(span[0]), span[1].decode(), 0, now_s() + _SEARCH_S
-        while True:
-            args = ("XREVRANGE", start, "-", _ENTRIES_AT_ONCE, field, value)
-            count, last, some, is_all = self._scripts.run("find_entries", (key,), args)
+        found, floor, ends_s, stream = list[bytes](), rank(first), now_s() + _SEARCH_S, self._keys.stream
+        for some, reached in self._pages("entries looked at", stream, last, _ENTRIES_AT_ONCE, field, value):
             found += (one for one in some if rank(one) >= floor)
-            looked_at += count
-            self._on_page(what, looked_at)
-            if is_all or len(found) >= most or rank(last) < floor:
-                return found[:most]
-            start = f"({last.decode()}"
+            if reached is None or len(found) >= most or rank(reached) < floor:
+                break
             if now_s() > ends_s:
-                self.notes.append(
-                    f"{key} was searched from its end down to {last.decode()}, which took {_SEARCH_S:g} s; older"
-                    " entries were not"
-                )
-                return found
+                told = f"{stream} was searched from its end down to {reached.decode()}, which took {_SEARCH_S:g} s"
+                self.notes.append(f"{told}; older entries were not")
+                break
+        return found[:most]
+
+    def _pages(
+        self, what: str, key: str, start: bytes, at_once: int, *wanted: str | bytes
+    ) -> Iterator[tuple[list[bytes], bytes | None]]:
+        """Yield what is found in a stream, from ``start`` back, page by page; and how far it came, None at the end."""
+        looked_at, is_all = 0, False
+        while not is_all:
+            args = ("XREVRANGE", start, "-", at_once, *wanted)
+            count, last, found, is_all = self._scripts.run("find_entries", (key,), args)
+            looked_at, start = looked_at + count, b"(" + last
+            self._on_page(what, looked_at)
+            yield found, None if is_all else last
 
     def states(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[Candidate]:
         if not entries:
@@ -442,20 +439,15 @@ class Candidates:
         missing: dict[str, set[bytes]] = {}
         for one, ticket in entries:
             missing.setdefault(ticket.decode(), set()).add(one)
-        looked_at, ends_s = 0, now_s() + _RUNS_S
+        what, ends_s = "records of executions looked at", now_s() + _RUNS_S
         for text, ids in missing.items():
-            start = "+"
-            while not ids <= found.keys():
-                args = ("XREVRANGE", start, "-", _RUNS_AT_ONCE, "batch", orjson.dumps(text), "part")
-                count, last, records, is_all = self._scripts.run("find_entries", (self._keys.runs,), args)
+            wanted = "batch", orjson.dumps(text), "part"
+            for records, _ in self._pages(what, self._keys.runs, b"+", _RUNS_AT_ONCE, *wanted):
                 for run in (run for record in records for run in reversed(list(decode_runs(record)))):
                     if run.id.encode() in ids:
                         found.setdefault(run.id.encode(), run)
-                looked_at += count
-                self._on_page("records of executions looked at", looked_at)
-                if is_all or now_s() > ends_s:
+                if ids <= found.keys() or now_s() > ends_s:
                     break
-                start = f"({last.decode()}"
         return found
 
 

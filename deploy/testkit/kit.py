@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import inspect
 import math
 import random
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from contextvars import copy_context
 from typing import Any, cast
 
 from usher.common.base.clock import now_s
@@ -34,9 +32,10 @@ from usher.consumer.execution.batch_pool import BatchCall
 from usher.consumer.execution.executor import MOST_ABSORBED
 from usher.consumer.execution.lanes import Lane
 from usher.consumer.execution.reporter import Item, Reporter
-from usher.consumer.handlers.loader import check_ran, handler_of, load_handler
+from usher.consumer.handlers.loader import handler_of, load_handler
 from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.incarnation import Incarnation
+from usher.consumer.isolation.child import HandlerCall
 from usher.consumer.isolation.process import Template
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.lease import Taken
@@ -174,7 +173,7 @@ class Kit(AbstractContextManager["Kit"]):
         self.calls: list[Call] = []
         self._error = ""
         self._broken: list[str] = []
-        self._loop: asyncio.Runner | None = None
+        self._handle = HandlerCall(self.handler)
         self.producer = Producer(self._link(url, "send"), mine.one_stream, mine.ticket_field)
         self._letters = DeadLetters(self._link(url, "letters"), keys)
         self._lead(url, masters)
@@ -276,8 +275,7 @@ class Kit(AbstractContextManager["Kit"]):
             service.on_end()
         for link in self._links:
             link.close()
-        if self._loop is not None:
-            self._loop.close()
+        self._handle.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -339,18 +337,11 @@ class Kit(AbstractContextManager["Kit"]):
                 self._tell_wait(message)
 
     def _called(self, given_to: Any) -> tuple[Any, BaseException | None]:
-        self._error = ""
-        try:
-            returned = self.handler.call(given_to)
-            if inspect.iscoroutine(returned) and self.handler.is_async:
-                self._loop = self._loop or asyncio.Runner()
-                returned = self._loop.run(returned, context=copy_context())
-            elif returned is not None and self.handler.batch is None:
-                check_ran(returned)
-            return returned, None
-        except (Exception, SystemExit, asyncio.CancelledError) as problem:
-            self._error = f"{type(problem).__name__}: {problem}"
-            return None, problem
+        returned, raised = self._handle.run(given_to)
+        if raised is not None and not isinstance(raised, (Exception, SystemExit, asyncio.CancelledError)):
+            raise raised  # of the test itself
+        self._error = "" if raised is None else f"{type(raised).__name__}: {raised}"
+        return returned, raised
 
     def _noted(self, ticket: bytes, stream_id: bytes, attempt: int, outcome: str) -> None:
         error = "" if outcome == DONE else self._error

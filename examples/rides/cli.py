@@ -26,7 +26,7 @@ from usher.common.runtime.settings import load
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.master.settings import StreamerSettings
 from usher.master.streamer.cli import run as run_streamer
-from usher.master.streamer.program import Pace, StreamerProgram
+from usher.master.streamer.program import StreamerProgram
 
 #: Command that starts the programs: in the root of a checkout, like this one.
 _OWN = [sys.executable, "-m", "examples.rides"]
@@ -106,7 +106,7 @@ def rides_streamer() -> None:
     configure("streamer", settings.log_level, settings.log_format)
     notes = FaultNotes(Path(os.environ[_FOLDER]), "streamer")
     faulty = double_sending(_FAULTS, notes, _rng("streamer", notes))
-    sys.exit(run_streamer(StreamerProgram(settings, settings.redis_url, faulty, Pace(batch=_BATCH, lease_s=1.0))))
+    sys.exit(run_streamer(StreamerProgram(settings, settings.redis_url, faulty, 1.0, _BATCH)))
 
 
 @rides.command(name="consumer", hidden=True)

@@ -4,7 +4,6 @@ readers; and who may come in, by the settings: tokens, proxies, host names."""
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
@@ -12,7 +11,7 @@ from urllib.parse import urlsplit
 
 from flask import Flask, Response
 
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import DoctorFinding, DoctorSeverity
 from usher.common.http import app as web
 from usher.common.http.app import Problem, answer_problem
@@ -29,7 +28,7 @@ from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
-from usher.master.insight.stats import BacklogWatch, StreamStatsReader, lag_document
+from usher.master.insight.stats import BacklogWatch, lag_document
 from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.consumer_http import OwnerQuestion
@@ -44,8 +43,6 @@ from usher.master.web.api import REGISTER_BODY, routes
 from usher.master.web.operators import operator_routes
 from usher.master.web.pages.site import add_pages
 from usher.master.web.parts import Desk, IncarnationFenced, NotLeader, Parts
-
-log = logging.getLogger(__name__)
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _Part = TypeVar("_Part", bound=Any)
@@ -74,10 +71,12 @@ class HttpServices:
         self._feed = TicketFeed(link("feed"), keys, field, self._live)
         self._reads = self._kept(SharedLink(place.redis_url, "master:reads"))
         credentials = Credentials(settings.api_token, settings.tokens_file)
-        doorman, trusted = make_doorman(settings, credentials), sign_on(settings, credentials)
+        secure = settings.tls_cert is not None or settings.advertise_url.startswith("https://")
+        proxies, trusted = parse_networks(settings.proxies), sign_on(settings, credentials)
+        doorman = Doorman(credentials, secure=secure, proxies=proxies, sign_on_header=settings.sign_on_header)
         doorman.ended = SignedOut(self._reads, keys)
         if trusted:
-            event(log, "sign_on", level=logging.WARNING, trusted=trusted)
+            event("sign_on", level=WARNING, trusted=trusted)
         parts = self._make_parts(self._reads, trusted)
         self.services: list[Service] = [self._feed, parts.overview, parts.bulk]
         limits = BacklogLimits(settings.backlog_limit, settings.tenant_backlog_limit)
@@ -132,8 +131,13 @@ def create_app(
     app.register_blueprint(routes(desk, health_hosts, parts.fields if parts is not None else None))
     if parts is not None:
         app.register_blueprint(operator_routes(parts))
-        _add_lag(app, parts.stats)
         add_pages(app, parts)
+
+        @app.get("/api/lag")
+        @tells("Plain numbers for autoscalers, such as KEDA's metrics-api scaler.", {200: Lag})
+        def lag() -> Response:
+            return web.answer(lag_document(parts.stats.read()))
+
     if metrics is not None:
         web.add_metrics(app, metrics)
     web.add_health(app, desk.health, desk.leading, draining, stalled)
@@ -165,22 +169,8 @@ def _add_errors(app: Flask) -> None:
         return answer_problem(Problem(409, "fenced", "this incarnation has ended; stop its work and register again"))
 
 
-def _add_lag(app: Flask, stats: StreamStatsReader) -> None:
-    @tells("Plain numbers for autoscalers, such as KEDA's metrics-api scaler.", {200: Lag})
-    def lag() -> Response:
-        return web.answer(lag_document(stats.read()))
-
-    app.add_url_rule("/api/lag", "lag", lag)
-
-
 def _retry_after(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
-
-
-def make_doorman(settings: MasterSettings, credentials: Credentials) -> Doorman:
-    secure = bool(settings.tls_cert) or settings.advertise_url.startswith("https://")
-    proxies = parse_networks(settings.proxies)
-    return Doorman(credentials, secure=secure, proxies=proxies, sign_on_header=settings.sign_on_header)
 
 
 def sign_on(settings: MasterSettings, credentials: Credentials) -> str:

@@ -3,7 +3,6 @@ people and programs (``facing``)."""
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
-from usher.common.base.log import event
+from usher.common.base.log import DEBUG, event
 from usher.common.http.serve import Liveness, url_of
 from usher.common.observability import tracing as telemetry
 from usher.common.observability.metrics import DeadLetterNotifier, Metrics
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from usher.master.assembly.facing import HttpServices
-
-log = logging.getLogger(__name__)
 
 _TRIM_WORK_S = 2.0
 _JOIN_S = 3.0
@@ -107,7 +104,7 @@ class HandOverSpans:
                 for link in telemetry.links_to(self._contexts(plan)):
                     span.add_link(link.context)
         except (RedisTrouble, CommandRefused) as trouble:
-            event(log, "span_without_links", level=logging.DEBUG, why=str(trouble))
+            event("span_without_links", level=DEBUG, why=str(trouble))
         finally:
             span.end()
 
@@ -249,7 +246,7 @@ class MasterProgram:
         if self._gathering is not None:
             self._gathering.url = url
         self._services.append(self.leading.elector(url))
-        event(log, "master_starting", url=url, stream=self.place.keys.stream, group=self.place.keys.group)
+        event("master_starting", url=url, stream=self.place.keys.stream, group=self.place.keys.group)
         with self._once:
             self._started = True
             for service in self._services:

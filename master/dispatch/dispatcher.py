@@ -11,7 +11,6 @@ read again.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown
-from usher.common.base.log import event
+from usher.common.base.log import DEBUG, ERROR, WARNING, event
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, rank
@@ -42,8 +41,6 @@ from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, HandOverReply, Parked
 from usher.master.policy.rules import Target
 from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, Takeover, read_again
-
-log = logging.getLogger(__name__)
 
 #: Most plans per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
@@ -189,7 +186,7 @@ class Dispatcher(Service):
             self._unwell = None
             return wait_s
         except Fenced:
-            event(log, "leader_fenced", level=logging.WARNING, epoch=epoch, last_read=self._cursor.taken)
+            event("leader_fenced", level=WARNING, epoch=epoch, last_read=self._cursor.taken)
             self._drop_memory()
             self._lead.lost(epoch)
         except NotNow as refused:
@@ -206,7 +203,7 @@ class Dispatcher(Service):
         return 0.0
 
     def _in_doubt(self, epoch: int, why: str) -> None:
-        event(log, "leadership_uncertain", level=logging.WARNING, epoch=epoch, why=why)
+        event("leadership_uncertain", level=WARNING, epoch=epoch, why=why)
         self._drop_memory()
         self._lead.doubt(epoch)
 
@@ -244,7 +241,7 @@ class Dispatcher(Service):
         self.counts.adoptions += 1
         self._follow_rules()
         self._reconciler.begin(now_s())
-        event(log, "takeover_completed", epoch=epoch, **found.facts(), seconds=now_s() - started)
+        event("takeover_completed", epoch=epoch, **found.facts(), seconds=now_s() - started)
 
     # ---- the turn ----------------------------------------------------------------------------------------------------
 
@@ -355,7 +352,7 @@ class Dispatcher(Service):
                 name, slots = registration.name, registration.slots
                 self.board.join(incarnation, name, slots, registration.capacity, accepts)
                 facts: dict[str, Any] = {"consumer": incarnation, "state": member.state}
-                event(log, "consumer_joined" if known is None else "consumer_changed", **facts)
+                event("consumer_joined" if known is None else "consumer_changed", **facts)
         gone = [name for name in self.board.consumers if name not in members or not members[name].alive]
         kept = {name: before[name] for name in gone if not self._lose(name) and name in before}
         self._members = members | kept
@@ -371,14 +368,14 @@ class Dispatcher(Service):
     def _read_rules(self) -> None:
         rules = read_rules(self._link, self._keys)
         if rules.version != self.board.rules.version:
-            event(log, "rules_loaded", count=len(rules.rules), version=rules.version)
+            event("rules_loaded", count=len(rules.rules), version=rules.version)
             for rule in rules.rules:
                 if not rule.version:
                     why = "everything is paused until it is lifted"
-                    event(log, "rule_unreadable", level=logging.ERROR, rule=rule.id, why=why)
+                    event("rule_unreadable", level=ERROR, rule=rule.id, why=why)
                 elif rule.target is Target.TENANT and not self._limits.marks.tenant:
                     why = "no tenants without USHER_TENANT_FIELD"
-                    event(log, "rule_without_effect", level=logging.WARNING, rule=rule.id, why=why)
+                    event("rule_without_effect", level=WARNING, rule=rule.id, why=why)
         self.board.follow(rules)
 
     def _lose(self, incarnation: str) -> bool:
@@ -396,7 +393,7 @@ class Dispatcher(Service):
             left = registered is None  # after a clean drain; only the log needs this
             self.board.mark_lost(incarnation)
             tickets = len(self.board.consumers[incarnation].tickets)
-            event(log, "consumer_left" if left else "consumer_lost", consumer=incarnation, tickets=tickets)
+            event("consumer_left" if left else "consumer_lost", consumer=incarnation, tickets=tickets)
             self.counts.lost += not left
             self._recoverer.add(incarnation, quietly=left)
         return True
@@ -430,7 +427,7 @@ class Dispatcher(Service):
             try:
                 record = parse_record(value)
             except ValueError:
-                event(log, "record_unreadable", level=logging.ERROR, ticket=name)
+                event("record_unreadable", level=ERROR, ticket=name)
                 self.board.set_record(name, HALTED, 0, [ZERO], now)
                 continue
             if self.board.is_of(name, record.owner):
@@ -440,7 +437,7 @@ class Dispatcher(Service):
                 self._recoverer.add(to_recover)
         if back := self.board.asked_back.take_came_back():
             self.counts.came_back += back
-            event(log, "tickets_recalled", count=back)
+            event("tickets_recalled", count=back)
 
     def _settle(self, owner: str, names: Sequence[bytes]) -> None:
         """Free what is over of these quiet tickets of a consumer, although nobody has reported it: what is pending for
@@ -602,7 +599,7 @@ class Dispatcher(Service):
     def _withdraw(self, plan: HandOverPlan, entries: SortedEntries, why: str) -> None:
         self.board.withdraw(plan)
         self.board.forget(entries.new)
-        event(log, "new_entries_retried", level=logging.DEBUG, why=why)
+        event("new_entries_retried", level=DEBUG, why=why)
 
     def _recall(self) -> None:
         assert self._steps is not None
@@ -623,7 +620,7 @@ class Dispatcher(Service):
         if self._rejected:
             over = self._rejected[: self._steps.reject(self._rejected)]
             for reason, count in Counter(one.reason for one in over).items():
-                event(log, "messages_rejected", level=logging.WARNING, count=count, reason=reason)
+                event("messages_rejected", level=WARNING, count=count, reason=reason)
             self.on_rejected(over)
             del self._rejected[: len(over)]
 

@@ -4,13 +4,12 @@ turns."""
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from usher.common.base.clock import now_s
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import ZERO, before, from_rank, rank
 from usher.common.redis.replies import TicketStream
@@ -19,8 +18,6 @@ from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
 from usher.master.leader.leader_scripts import LeaderScripts, PositionLook
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import Memory
-
-log = logging.getLogger(__name__)
 
 #: Idle time after which the stream is read although no notification came: a stream that was deleted and came back with
 #: lower ids sends none.
@@ -170,7 +167,7 @@ class StreamCursor:
     def _room(self, board: Board) -> int:
         may_read = self.may_read(board)
         if not may_read and not self.is_full:
-            event(log, "waiting_limit_reached", level=logging.WARNING, parked=board.parked)
+            event("waiting_limit_reached", level=WARNING, parked=board.parked)
         # It is told once, and again when a tenth had been free meanwhile.
         self.is_full = not may_read or (self.is_full and may_read < self._read_ahead // 10)
         return min(self.batch(board), may_read, board.room)

@@ -9,7 +9,6 @@ asked again.
 from __future__ import annotations
 
 import contextlib
-import logging
 import select
 import socket
 import time
@@ -17,12 +16,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from usher.common.base.clock import now_s
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import NOT_YET, Link
 from usher.common.redis.replies import read_command
-
-log = logging.getLogger(__name__)
 
 _BLOCK_S = 5.0
 #: An answer that has not come this long after the block time never comes.
@@ -165,7 +162,7 @@ class StreamNotifier:
     def fail(self, why: str) -> None:
         """Act as if a notification had come, since the state of the stream is unknown, and ask again after a pause."""
         if not self._failures:
-            event(log, "notifier_unavailable", level=logging.WARNING, why=why)
+            event("notifier_unavailable", level=WARNING, why=why)
         now = now_s()
         self.reset()
         self._again_s = now + min(_LONGEST_PAUSE_S, _AGAIN_S * 2.0 ** min(self._failures, 10))

@@ -7,7 +7,6 @@ so that the cost does not depend on how many ask.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import NotNow
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
@@ -108,7 +107,6 @@ def tickets_of(scripts: ScriptRunner, keys: Keys, field: str, ids: Iterable[byte
             some = some[len(values) :]
 
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: Seconds for which an answer is kept.
@@ -248,9 +246,9 @@ class BacklogWatch(Service):
         found = self._limits.exceeded(self._waiting(), tenants, self.behind)
         before, self.behind = self.behind, dict(sorted(found.items(), key=lambda one: -one[1])[:_MOST_TENANTS])
         for name in sorted(self.behind.keys() - before.keys())[:_TOLD]:
-            event(log, "backlog_limit_reached", level=logging.WARNING, tenant=name, waiting=found[name])
+            event("backlog_limit_reached", level=WARNING, tenant=name, waiting=found[name])
         for name in sorted(before.keys() - self.behind.keys())[:_TOLD]:
-            event(log, "backlog_limit_left", level=logging.WARNING, tenant=name)
+            event("backlog_limit_left", level=WARNING, tenant=name)
         if self.behind or before or now_s() - self._said_s > _LASTS_S:
             self._say(epoch)
         return _EVERY_S
@@ -262,5 +260,5 @@ class BacklogWatch(Service):
         try:
             self._scripts.run("note_behind", script_keys, (epoch, int(_LASTS_S * 1000), group, *args))
         except NotNow as refused:  # full memory, which tells producers itself
-            event(log, "backlog_not_told", level=logging.WARNING, why=str(refused))
+            event("backlog_not_told", level=WARNING, why=str(refused))
         self._said_s = now_s()

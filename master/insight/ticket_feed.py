@@ -14,7 +14,6 @@ index tells; for a gap, the time from which something is missing.
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections import deque
@@ -28,7 +27,7 @@ import orjson
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import RedisTrouble
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.http.push import LiveStream, LiveStreams
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import as_mapping, first_value, ticket_value
@@ -178,8 +177,6 @@ def changes(ticket: bytes, before: TicketSnapshot, now: TicketSnapshot) -> Itera
             facts = {"ticket_id": row["ticket_id"], "message_id": message_id, "attempts": attempts}
             yield Event(ticket, "attempt", facts)
 
-
-log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the index for followed tickets.
 _LOOK_S = 0.2
@@ -353,7 +350,7 @@ class TicketFeed(Service):
         try:
             return list(events_of(source, entry.id, entry.fields or (), self._field, wanted))
         except (ValueError, KeyError, TypeError):
-            event(log, "entry_unreadable", level=logging.WARNING, source=SOURCES[source], entry=entry.id)
+            event("entry_unreadable", level=WARNING, source=SOURCES[source], entry=entry.id)
             return []
 
     def _handed_meanwhile(self, ticket: bytes, completed: Sequence[Event]) -> list[Event]:

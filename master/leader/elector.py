@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import logging
 import re
 import threading
 import uuid
@@ -21,15 +20,13 @@ from typing import IO, NamedTuple
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import CHANCE, now_s
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.name_lock import boot_id
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.master.settings import LONGEST_LEASE_S
-
-log = logging.getLogger(__name__)
 
 #: A standby looks again when the lease that it saw would end, or after so many seconds: a leader that resigns, and one
 #: that is elected, tells those who read the stream of changes. Others, and who tries to be elected, look more often.
@@ -200,7 +197,7 @@ class Elector(Service):
         refused = self._scripts.load_for_others(loads) if loads else []
         why = refused[0] if refused else ""
         if why and why != self._not_loaded:
-            event(log, "scripts_not_loaded", level=logging.WARNING, refused=len(refused), why=why)
+            event("scripts_not_loaded", level=WARNING, refused=len(refused), why=why)
         self._not_loaded = why
 
     def _lead_or_stand_by(self) -> float:
@@ -223,14 +220,14 @@ class Elector(Service):
             # he holds is not for us to extend.
             held = self._link.call("GETEX", self._keys.leader, "PX", self._lease_ms) if self._lead.holds else None
             if parse_held(held).epoch != epoch:
-                event(log, "leadership_lost", epoch=epoch)
+                event("leadership_lost", epoch=epoch)
                 self._lead.lost(epoch)
                 return 0.0
             self._lead._extended(until_s)
         else:
             if self._not_extended != epoch:
                 why = "the work that it is held for makes no progress"
-                event(log, "leadership_not_renewed", level=logging.WARNING, epoch=epoch, why=why)
+                event("leadership_not_renewed", level=WARNING, epoch=epoch, why=why)
             self._not_extended = epoch
         # A lease may be longer than the health check waits for a turn.
         return min(self._lease_ms, 1000 * self.stalls_after_s) / 3000
@@ -251,7 +248,7 @@ class Elector(Service):
         # it extends it soon, and finds that it was succeeded.
         if left_ms > 1000 * LONGEST_LEASE_S:
             why = "it lasts too long: the clock of Redis was set back"
-            event(log, "leadership_lease_too_long", level=logging.WARNING, epoch=epoch, why=why)
+            event("leadership_lease_too_long", level=WARNING, epoch=epoch, why=why)
             return epoch, 0.0
         self._stand_by(holder)
         self._known = news if self._changed else -1
@@ -264,7 +261,7 @@ class Elector(Service):
         self._lead._set(None, url)
         if self._told_of != holder:
             self._told_of = holder
-            event(log, "standby", leader=url, stream=self._keys.stream)
+            event("standby", leader=url, stream=self._keys.stream)
             if self.folder is not None and (path := self._lock_of(holder)) not in _OURS:
                 DeathWatch(path, partial(self._died, holder)).start()
 
@@ -308,7 +305,7 @@ class Elector(Service):
         self._damp()
         epoch = int(reply[1])
         self._told_of = ""
-        event(log, "leader_elected", epoch=epoch, stream=self._keys.stream)
+        event("leader_elected", epoch=epoch, stream=self._keys.stream)
         self._lead._extended(until_s)
         self._lead._set(epoch, self._url)
 
@@ -327,9 +324,9 @@ class Elector(Service):
         try:
             if epoch is not None:
                 self._scripts.run("resign", (self._keys.leader, *self._changed), (str(epoch),))
-                event(log, "leadership_resigned", epoch=epoch)
+                event("leadership_resigned", epoch=epoch)
         except Exception as problem:  # the lease ends by itself
-            event(log, "leadership_resign_failed", level=logging.WARNING, problem=str(problem))
+            event("leadership_resign_failed", level=WARNING, problem=str(problem))
         finally:
             self._link.close()
             if self._life is not None:

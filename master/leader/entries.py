@@ -5,7 +5,6 @@ what they tell of tenants and priorities."""
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +12,10 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import MessageUndecodable
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.protocol.marks import NO_FIELDS, Mark, MarkFields
 from usher.common.protocol.message import LONGEST_TICKET, check_ticket, first_value, ticket_value
 from usher.common.redis.replies import pack_entry
-
-log = logging.getLogger(__name__)
 
 #: Most bytes shown of a ticket id that cannot be used.
 _SHOWN = 64
@@ -169,7 +166,7 @@ class MarkReader:
             self.unreadable += len(unreadable)
             first, why = unreadable[0], "not a number from 0 to 9: it counts as 0"
             facts: dict[str, Any] = {"count": len(unreadable), "first": first.id, "ticket": first.ticket, "why": why}
-            event(log, "priority_unreadable", level=logging.WARNING, **facts)
+            event("priority_unreadable", level=WARNING, **facts)
         return marks
 
 

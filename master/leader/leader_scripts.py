@@ -7,7 +7,6 @@ Every method raises Fenced when the leader key no longer holds our epoch, and wh
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, RedisTrouble, ReplyUnknown
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.observability.metrics import LONG_US, DurationHistogram
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.marks import Mark
@@ -41,8 +40,6 @@ from usher.master.leader.entries import (
     Rejected,
 )
 from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, HandOverReply, is_given_back_head
-
-log = logging.getLogger(__name__)
 
 #: Messages per batch whose waiting time is measured, so that a batch of a thousand costs no more than one of ten.
 _SAMPLED = 16
@@ -68,7 +65,7 @@ class LossBook:
         refuses it: then only the log has it."""
         [reply] = self._link.pipeline([loss_command(self._keys, loss)])
         if isinstance(reply, Exception):
-            event(log, "loss_not_recorded", level=logging.WARNING, loss=loss.describe(), why=str(reply))
+            event("loss_not_recorded", level=WARNING, loss=loss.describe(), why=str(reply))
 
     def cut(self, count: int, position: bytes | None = None, source: str = "") -> None:
         """Tell of ``count`` entries that were cut before they were read, if there are any; ``position``: behind it.
@@ -82,14 +79,14 @@ class LossBook:
             with contextlib.suppress(NotNow):  # the count is what matters
                 gap = gap_of(position, span_of(self._link, stream))
         why = "trimmed or deleted before they were read: MAXLEN or MINID of an XADD, XTRIM or XDEL by hand"
-        event(log, "unread_entries_cut", level=logging.ERROR, **facts, why=why)
+        event("unread_entries_cut", level=ERROR, **facts, why=why)
         self.declare(DeclaredLoss("unread_cut", lost=gap, messages=count, stream=source))
 
     def set_back(self, repeats: IdRange | None, lost: IdRange | None) -> None:
         """Tell of what a group was given that knows nothing of that any more."""
         why = "Redis lost its last moments (power loss, failover), or somebody set the group back"
         ids: dict[str, Any] = {"may_repeat": format_id_range(repeats), "lost": format_id_range(lost)}
-        event(log, "group_set_back", level=logging.ERROR, stream=self._keys.stream, **ids, why=why)
+        event("group_set_back", level=ERROR, stream=self._keys.stream, **ids, why=why)
         self.declare(DeclaredLoss("set_back", repeats, lost))
 
 

@@ -13,13 +13,12 @@ network is the trouble, every consumer looks dead. So nothing is done about most
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 from collections.abc import Callable, Mapping
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import BESIDE
 from usher.common.redis.client import Link
@@ -27,8 +26,6 @@ from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
 from usher.master.membership.consumer_http import ConsumerAnswer, ConsumerHttpClient, RequestBounds
 from usher.master.membership.registry import SILENT, RegisteredConsumer, read_left_ms
-
-log = logging.getLogger(__name__)
 
 #: Consumers asked in one turn, and in a second: a thousand are not all asked at once, nor all within
 #: the time of a round.
@@ -142,7 +139,7 @@ class HealthChecker(LeaderService):
             if steps.revoke(one):
                 self.revoked += 1
                 count, why = self._silences[one], self._whys[one]
-                event(log, "lease_revoked", level=logging.WARNING, consumer=one, failures=count, why=why)
+                event("lease_revoked", level=WARNING, consumer=one, failures=count, why=why)
         unheard = sorted(name.encode() for name, count in self._silences.items() if count >= self._limit)
         if (noted := b" ".join(unheard)) != self._noted:
             with contextlib.suppress(NotNow):  # full memory: it is noted in the next round
@@ -154,10 +151,10 @@ class HealthChecker(LeaderService):
         members = self._roster()
         for one in silent - self._closed:
             url = members[one].registration.health_url if one in members else ""
-            event(log, "consumer_silent", level=logging.WARNING, consumer=one, url=url, why=self._whys[one])
+            event("consumer_silent", level=WARNING, consumer=one, url=url, why=self._whys[one])
         for one in self._closed - silent:
             if self._silences.get(one) == 0:
-                event(log, "consumer_heard_again", consumer=one)
+                event("consumer_heard_again", consumer=one)
         if silent != self._closed:
             self._closed = silent
             self._close(silent)
@@ -167,9 +164,9 @@ class HealthChecker(LeaderService):
         if most and (not self._silent_since_s or now - self._told_s >= _TELL_AGAIN_S):
             self._silent_since_s, self._told_s = self._silent_since_s or now, now
             of, for_s = len(self._silences), round(now - self._silent_since_s)
-            event(log, "health_checks_failing", level=logging.WARNING, silent=self.silent, of=of, for_s=for_s)
+            event("health_checks_failing", level=WARNING, silent=self.silent, of=of, for_s=for_s)
         elif not most and self._silent_since_s:
-            event(log, "health_checks_recovered", of=len(self._silences), after_s=round(now - self._silent_since_s))
+            event("health_checks_recovered", of=len(self._silences), after_s=round(now - self._silent_since_s))
             self._silent_since_s = 0.0
 
     def _ask_all(self, members: Mapping[str, RegisteredConsumer]) -> dict[str, str]:
@@ -178,7 +175,7 @@ class HealthChecker(LeaderService):
         )
         for incarnation, answer in answers.items():
             if answer.unfit:
-                event(log, "health_url_invalid", level=logging.WARNING, consumer=incarnation, why=answer.unfit)
+                event("health_url_invalid", level=WARNING, consumer=incarnation, why=answer.unfit)
             if code := re.search(rb'"code":"([0-9a-f]{1,40})"', answer.body):
                 self.codes[incarnation] = code[1].decode()
         return {incarnation: _why_not(answer) for incarnation, answer in answers.items()}

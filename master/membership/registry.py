@@ -4,14 +4,13 @@ no epoch is needed. And who is registered, and lives: the lease in Redis is the 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from usher.common.base.errors import RedisTrouble, UsherError
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import Registration, held_later, parse
 from usher.common.redis.client import CommandRefused, Link
@@ -20,8 +19,6 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
 from usher.master.policy.rules import Rulebook
-
-log = logging.getLogger(__name__)
 
 #: Field of the counters with the living incarnations that do not answer the leader over HTTP.
 SILENT = "silent"
@@ -58,7 +55,7 @@ def members_of(link: Link, keys: Keys, registered: Any) -> dict[str, RegisteredC
         try:
             registrations.append(parse(name, stored))
         except ValueError:
-            event(log, "registration_unreadable", level=logging.ERROR, consumer=name)
+            event("registration_unreadable", level=ERROR, consumer=name)
     if not registrations:
         return {}
     names = [registration.incarnation for registration in registrations]
@@ -142,7 +139,7 @@ class ConsumerRegistry(Service):
         longest_ms = max(int(self._link.call("HGET", self._keys.counters, "lease") or 0), self._lease_ms)
         for name, left in left_ms.items():
             if left > longest_ms:
-                event(log, "lease_too_long", level=logging.WARNING, consumer=name, left_ms=left, longest_ms=longest_ms)
+                event("lease_too_long", level=WARNING, consumer=name, left_ms=left, longest_ms=longest_ms)
                 try:
                     self._link.call("PEXPIRE", self._keys.lease(name), longest_ms)
                 except CommandRefused:  # this user lacks the right

@@ -7,20 +7,17 @@ letters are logged when they have been done, one line per command or request.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import RedisTrouble
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
-
-log = logging.getLogger(__name__)
 
 #: Lines kept, roughly.
 KEPT = 10_000
@@ -72,11 +69,11 @@ class ActionLog:
     def note(self, action: OperatorAction, outcome: str) -> None:
         """Write a line. Never raises: the action has been done, and its log line must not make it look undone."""
         what: dict[str, Any] = {"what": action.what, "on": action.on}
-        event(log, "operator_action", **action.by._asdict(), **what, outcome=outcome)
+        event("operator_action", **action.by._asdict(), **what, outcome=outcome)
         try:
             self._link.call("XADD", self._key, "MAXLEN", "~", KEPT, "*", "outcome", outcome, *action.line())
         except (RedisTrouble, CommandRefused) as trouble:
-            event(log, "operator_action_not_recorded", level=logging.WARNING, **what, why=str(trouble))
+            event("operator_action_not_recorded", level=WARNING, **what, why=str(trouble))
 
     def carry_out(self, action: OperatorAction, steps: Iterable[Any]) -> list[Any]:
         """Return the results of these steps, each with a ``word``. The log has them even when Redis fails in the

@@ -7,13 +7,12 @@ look that is late, lost or doubled changes nothing, so every doubt is answered b
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from usher.common.base.clock import now_s
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import UNREADABLE_DUE
 from usher.common.protocol.sources import SourceSelection
@@ -22,8 +21,6 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.master.leader.elector import Lead
 from usher.master.leader.entries import Rejected
 from usher.master.leader.leader_scripts import Due, DueLook, LeaderScripts, LeaderService
-
-log = logging.getLogger(__name__)
 
 #: Most messages sent by one call.
 _AT_ONCE = 200
@@ -75,7 +72,7 @@ class DelayedMessages(LeaderService):
                 self.works_again()
                 self._await(look, steps.epoch)
         except CommandRefused as refused:
-            event(log, "delayed_messages_refused", level=logging.ERROR, why=str(refused), way_out="see `usher doctor`")
+            event("delayed_messages_refused", level=ERROR, why=str(refused), way_out="see `usher doctor`")
             return _AGAIN_S
         return 0.0
 
@@ -94,11 +91,10 @@ class DelayedMessages(LeaderService):
     def _tell_unreadable(self, told: Sequence[tuple[bytes, bytes]]) -> None:
         if gone := [one for one, why in told if not why]:
             first = from_rank(rank(gone[0]))
-            event(log, "delayed_messages_deleted", level=logging.WARNING, count=len(gone), first=first)
+            event("delayed_messages_deleted", level=WARNING, count=len(gone), first=first)
         if unreadable := [(one, why) for one, why in told if why]:
             first, why = unreadable[0]
-            facts: dict[str, Any] = {"count": len(unreadable), "reason": UNREADABLE_DUE, "first": first, "why": why}
-            event(log, "messages_rejected", level=logging.ERROR, **facts)
+            event("messages_rejected", level=ERROR, count=len(unreadable), reason=UNREADABLE_DUE, first=first, why=why)
             self._on_rejected([Rejected(one, b"", UNREADABLE_DUE) for one, _ in unreadable])
 
     def _tell(self, refused: Sequence[tuple[Due, str]]) -> None:
@@ -112,7 +108,7 @@ class DelayedMessages(LeaderService):
             count = before + len(ones)
             if now_s() - told_s >= _AGAIN_S / 2:
                 facts: dict[str, Any] = {"count": count, "first": from_rank(rank(ones[0].member)), "why": why}
-                event(log, "delayed_messages_not_sent", level=logging.ERROR, again_in_s=_AGAIN_S, **facts)
+                event("delayed_messages_not_sent", level=ERROR, again_in_s=_AGAIN_S, **facts)
                 count, told_s = 0, now_s()
             self._unsent[why] = (count, told_s)
 

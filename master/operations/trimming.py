@@ -3,7 +3,6 @@ again: from time to time in the leading master (``Trimmer``), by hand with `ushe
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from usher.common.base.clock import now_s
 from usher.common.base.durations import duration_s
 from usher.common.base.errors import GroupMissing, RedisTrouble
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, event
 from usher.common.doctor.collector import look_at_memory
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import ZERO
@@ -23,8 +22,6 @@ from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
 from usher.master.policy.trim import Cut, Refused, Retention, RetentionFacts, decide
 from usher.master.settings import MasterSettings
-
-log = logging.getLogger(__name__)
 
 #: Most entries that one call of the script cuts: that takes some milliseconds. Where what is wished gives way to
 #: memory, it is as many until memory is looked at again.
@@ -234,7 +231,7 @@ class Trimmer(LeaderService):
         held_back = self._retention.held_back(facts, decision, now_ms)
         if isinstance(decision, Refused) and not (self._is_noted and held_back == self._held_back):
             for problem in decision.problems:
-                event(log, "trim_refused", level=logging.ERROR, stream=self._keys.stream, problem=problem)
+                event("trim_refused", level=ERROR, stream=self._keys.stream, problem=problem)
         self._note(held_back)
         return self._wait_s * (_AT_REST if facts == before and not (gives_way or isinstance(decision, Cut)) else 1)
 
@@ -256,7 +253,7 @@ class Trimmer(LeaderService):
         if self._untold and now_s() - self._told_s[self._gave_way] >= _TELL_EVERY_S:
             facts: dict[str, Any] = {"entries": self._untold, "below": decision.floor.decode()}
             facts |= {"kept_for": decision.because.name, "gives_way": self._gave_way}
-            event(log, "stream_trimmed", stream=self._keys.stream, **facts)
+            event("stream_trimmed", stream=self._keys.stream, **facts)
             self._told_s |= {False: now_s(), self._gave_way: now_s()}
             self._untold, self._gave_way = 0, False
 

@@ -9,7 +9,6 @@ newer one.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing, NotNow
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.mishaps import DeclaredLoss, format_id_range
 from usher.common.protocol.owner_words import is_given_back
@@ -32,8 +31,6 @@ from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts, Le
 from usher.master.membership.registry import RegisteredConsumer, read_registry
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import Memory, reached, restart, set_back
-
-log = logging.getLogger(__name__)
 
 #: Entries taken back or read by one script call; tickets whose records are compared with memory per turn;
 #: attempts, or errors, that the janitor looks at in one turn, roughly.
@@ -114,7 +111,7 @@ class Recoverer:
         board.take_in(parked if self._looks else ())
         if not recovery.is_quiet:
             seconds = now_s() - recovery.began_s
-            event(log, "consumer_recovered", consumer=incarnation, entries=recovery.entries, seconds=seconds)
+            event("consumer_recovered", consumer=incarnation, entries=recovery.entries, seconds=seconds)
             self._counts.recoveries.add([int(seconds * 1_000_000)])
         del self._queue[incarnation]
         return board.recovered(incarnation, others)
@@ -152,10 +149,10 @@ class IdleSweep:
         self._cursor = swept.cursor
         if swept.strays:
             former = ",".join(sorted({owner.decode(errors="replace") for _, owner in swept.strays}))
-            event(log, "orphaned_entries_found", level=logging.WARNING, count=len(swept.strays), former=former)
+            event("orphaned_entries_found", level=WARNING, count=len(swept.strays), former=former)
         rejected += take_in(board, steps, [found for found, _ in swept.strays], swept.gone)
         if swept.gone:
-            event(log, "pending_entries_deleted", level=logging.WARNING, count=len(swept.gone), first=swept.gone[0])
+            event("pending_entries_deleted", level=WARNING, count=len(swept.gone), first=swept.gone[0])
         self._next_s = now_s + (self._every_s if swept.cursor == b"0-0" else _STEP_S)
         return bool(swept.strays)
 
@@ -250,7 +247,7 @@ class Janitor(LeaderService):
         if self._recounted:
             return _PAUSE_S
         if before:
-            event(log, "letters_recounted", level=logging.WARNING)
+            event("letters_recounted", level=WARNING)
         return _CALM * self._every_s if is_done and is_clean else self._every_s
 
     def _reap(self, steps: LeaderScripts) -> bool:
@@ -269,7 +266,7 @@ class Janitor(LeaderService):
                 continue
             stored = member.registration.dump() if member is not None else b""
             if steps.reap(incarnation, name_of(incarnation), stored):
-                event(log, "consumer_reaped", consumer=incarnation)
+                event("consumer_reaped", consumer=incarnation)
         return not over
 
 
@@ -346,7 +343,7 @@ class Takeover:
             position, span = reached(saved, memory), span_of(self._link, keys.stream)
         if position is None:  # there never was one
             stream.create_group(ZERO)
-            event(log, "group_created", stream=keys.stream, group=keys.group)
+            event("group_created", stream=keys.stream, group=keys.group)
             return False
         known = None if taken is None else taken.partition(b" ")[0]
         start, repeat, lost = restart(position, span, saved is not None, known)
@@ -356,7 +353,7 @@ class Takeover:
         facts: dict[str, Any] = {"stream": keys.stream, "group": keys.group, "restarted_at": start}
         facts |= {"may_repeat": format_id_range(repeat), "lost": format_id_range(lost)}
         facts |= {} if span else {"unread": "unread messages are gone with the stream"}
-        event(log, "group_lost", level=logging.ERROR, **facts)
+        event("group_lost", level=ERROR, **facts)
         return False
 
     def _end_all(self) -> None:
@@ -378,7 +375,7 @@ class Takeover:
             if number % _TAKEN_IN == 0:
                 self._made_progress()
             if record is None:
-                event(log, "record_unreadable", level=logging.ERROR, ticket=ticket)
+                event("record_unreadable", level=ERROR, ticket=ticket)
                 self.board.set_record(ticket, HALTED, 0, [ZERO], now)
                 continue
             owner, fence, ids = record
@@ -411,7 +408,7 @@ class Takeover:
                 self.board.clear_record(ticket)
             self._made_progress()
         for incarnation in sorted(dead & self.board.consumers.keys()):
-            event(log, "unregistered_consumer", level=logging.WARNING, consumer=incarnation)
+            event("unregistered_consumer", level=WARNING, consumer=incarnation)
         self.taken_back = sum(held.get(name, 0) for name in dead - self.board.consumers.keys())
 
     def _learn_tenants(self) -> None:

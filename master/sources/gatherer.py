@@ -9,13 +9,12 @@ leaves nothing half done.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, ReplyUnknown
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.sources import SourceSelection
@@ -24,8 +23,6 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.leader_scripts import LossBook
 from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult
-
-log = logging.getLogger(__name__)
 
 #: How often every source is looked at although nothing was announced; and where Redis does not announce changes.
 _SWEEP_S, _POLL_S = 30.0, 0.5
@@ -169,7 +166,7 @@ class Gatherer(Service):
             with self._lock:
                 self.rounds.forget(gone)
         if fresh:
-            event(log, "sources_discovered", count=fresh)
+            event("sources_discovered", count=fresh)
 
     def _found(self, keys: Iterable[bytes]) -> int:
         with self._lock:
@@ -226,16 +223,16 @@ class Gatherer(Service):
                 for words in filter(None, one.words.split(", ")):
                     self._say_what(name, words)
             elif known.get(source) != one:
-                event(log, "source_failed", level=logging.WARNING, source=name, outcome=outcome, words=one.words)
+                event("source_failed", level=WARNING, source=name, outcome=outcome, words=one.words)
 
     def _say_what(self, source: str, words: str) -> None:
         if words.startswith(_MADE):
             after, _, before = words.removeprefix(_MADE).partition(" ")
-            event(log, "source_group_created", source=source, group=self._keys.group, after=after)
+            event("source_group_created", source=source, group=self._keys.group, after=after)
             if before:
-                event(log, "source_entries_lost", level=logging.WARNING, source=source, after=after, before=before)
+                event("source_entries_lost", level=WARNING, source=source, after=after, before=before)
         elif words.startswith(_UNREAD):
             self._losses.cut(int(words.removeprefix(_UNREAD)), source=source)
         elif words.startswith(_CUT):
             count, reason = int(words.removeprefix(_CUT)), "too_many_fields"
-            event(log, "messages_rejected", level=logging.WARNING, source=source, count=count, reason=reason)
+            event("messages_rejected", level=WARNING, source=source, count=count, reason=reason)

@@ -10,7 +10,6 @@ master that gathers a source cuts it too, if asked to (``SourceTrimmer``).
 
 from __future__ import annotations
 
-import logging
 import math
 import uuid
 from collections import Counter
@@ -20,7 +19,7 @@ from itertools import islice
 import orjson
 
 from usher.common.base.errors import GroupMissing, RedisTrouble, ReplyUnknown
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.doctor.collector import look_at_memory, running_masters
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SHARDS, SourceSelection
@@ -34,8 +33,6 @@ from usher.master.operations.trimming import AT_ONCE, cut_each, look_at, retenti
 from usher.master.policy.trim import Cut, Refused, Retention, decide_gathered
 from usher.master.settings import MasterSettings
 from usher.master.sources.gatherer import Gatherer
-
-log = logging.getLogger(__name__)
 
 #: Seconds between two SCANs for streams that match a pattern, beside what Redis notifies of.
 DISCOVER_S = 30.0
@@ -64,13 +61,7 @@ class SourceSharer(Service):
     name = "share"
 
     def __init__(
-        self,
-        link: Link,
-        shares: str,
-        says: Callable[[], str],
-        lease_ms: int,
-        hold: Callable[[frozenset[int]], None],
-        name: str = "",
+        self, link: Link, shares: str, says: Callable[[], str], lease_ms: int, hold: Callable[[frozenset[int]], None]
     ) -> None:
         super().__init__()
         self._link = link
@@ -78,7 +69,7 @@ class SourceSharer(Service):
         self._says = says
         self._lease_ms = lease_ms
         self._hold = hold
-        self._me = (name or uuid.uuid4().hex[:12]).encode()
+        self._me = uuid.uuid4().hex[:12].encode()
         self._held: frozenset[int] = frozenset()
 
     def run_once(self) -> float:
@@ -91,7 +82,7 @@ class SourceSharer(Service):
             self._link.call("HDEL", self._shares, *gone)
         shards = frozenset(range(masters.index(self._me), SHARDS, len(masters)))
         if shards != self._held:
-            event(log, "shards_assigned", count=len(shards), before=len(self._held))
+            event("shards_assigned", count=len(shards), before=len(self._held))
             self._held = shards
         self._hold(shards)
         return min(_LONGEST_BEAT_S, self._lease_ms / 3000)
@@ -104,7 +95,7 @@ class SourceSharer(Service):
             except ReplyUnknown:  # a connection that broke while it was idle is noticed only now
                 self._link.call("HDEL", self._shares, self._me)
         except RedisTrouble as trouble:  # the others find out when the note ends
-            event(log, "shards_not_released", level=logging.WARNING, problem=str(trouble))
+            event("shards_not_released", level=WARNING, problem=str(trouble))
         finally:
             self._link.close()
 
@@ -160,7 +151,7 @@ class SourceTrimmer(Service):
         self._troubles = dict(self.troubles())
         if self._went and not self._rest:
             count, entries = len(self._went), self._went.total()
-            event(log, "sources_trimmed", count=count, entries=entries, gives_way=self._gives_way)
+            event("sources_trimmed", count=count, entries=entries, gives_way=self._gives_way)
             self._went.clear()
         return self._every_s
 
@@ -207,7 +198,7 @@ class SourceTrimmer(Service):
         ):
             return
         self._troubles[source] = why
-        event(log, "trim_refused", level=logging.ERROR, stream=source.decode(errors="replace"), problem=why)
+        event("trim_refused", level=ERROR, stream=source.decode(errors="replace"), problem=why)
 
 
 class SourceServices:
@@ -245,7 +236,7 @@ class SourceServices:
             self._gatherer.changed([key for key in changed if self._sources.takes(key)])
 
     def _refused(self, why: str) -> None:
-        event(log, "source_notifications_unavailable", level=logging.WARNING, why=why)
+        event("source_notifications_unavailable", level=WARNING, why=why)
         self._gatherer.poll()
 
     def says(self) -> str:

@@ -21,7 +21,6 @@ work does not depend on that.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import platform
 from collections.abc import Iterable, Iterator
@@ -32,7 +31,7 @@ from prometheus_client.core import Metric
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SqlBusy, SqlTrouble, StartRefused
-from usher.common.base.log import event
+from usher.common.base.log import ERROR, WARNING, event
 from usher.common.http import app as web
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials
@@ -48,8 +47,6 @@ from usher.common.runtime.settings import is_loopback
 from usher.master.leader.elector import Elector, Lead
 from usher.master.settings import StreamerSettings
 
-log = logging.getLogger(__name__)
-
 _STANDBY_S = 1.0
 #: Waits between looks at an empty outbox: the shortest, the part of the time without rows, and after slow looks.
 _LOOK_S, _PART, _SLOW_S = 0.005, 1 / 20, 0.5
@@ -60,19 +57,6 @@ _DURABLE_MS = 500
 #: Longest time from a failed turn to the end of the next one, if others use the database: the pause, and the wait for a
 #: row. A lease may be shorter.
 _NEXT_TRY_S = LONGEST_PAUSE_S + 1.0
-
-
-class Pace(NamedTuple):
-    """Pace of a streamer. ``batch``: most rows per batch, which is one script call. ``poll_s``: longest wait between
-    looks at an empty outbox. ``lease_s``: a standby takes over this long after the streamer died. ``replicas``,
-    ``on_disk``: what to wait for before rows are removed. ``halts``: a refused row halts its ticket."""
-
-    batch: int = 1000
-    poll_s: float = 0.2
-    lease_s: float = 5.0
-    replicas: int = 0
-    on_disk: bool = False
-    halts: bool = False
 
 
 class _Sent(NamedTuple):
@@ -88,19 +72,27 @@ class Streamer(Service):
     """Service that streams while it leads. ``lead`` is held by an Elector on the streamers' keys."""
 
     name = "stream"
+    poll_s = 0.2  # longest wait between looks at an empty outbox
 
     def __init__(
-        self, link: Link, keys: LogKeys, lead: Lead, outbox: OutboxStore, ticket_field: str, pace: Pace
+        self,
+        link: Link,
+        keys: LogKeys,
+        lead: Lead,
+        outbox: OutboxStore,
+        settings: StreamerSettings,
+        batch_rows: int = 1000,
     ) -> None:
+        """Make a streamer. ``batch_rows``: most rows per batch, which is one script call."""
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._lead = lead
         self._outbox = outbox
-        self._fields = (ticket_field, *FIELDS)
-        self._pace = pace
-        self._most = pace.batch
+        self._settings = settings
+        self._fields = (settings.ticket_field, *FIELDS)
+        self._most = self._batch_rows = batch_rows
         self._sent: _Sent | None = None
         self._found_s, self._was_empty = now_s(), False  # when a look last found rows, and whether the last one did not
         self._not_durable_logged = False
@@ -126,7 +118,7 @@ class Streamer(Service):
         self.worked_s = now_s()
         # A standby's turns prove nothing.
         if self._trouble_s is not None and self._lead.epoch is not None and self._sent is None:
-            event(log, "streamer_recovered", after_s=round(now_s() - self._trouble_s, 1))
+            event("streamer_recovered", after_s=round(now_s() - self._trouble_s, 1))
             self._trouble_s = None
         return wait_s
 
@@ -144,11 +136,11 @@ class Streamer(Service):
             self.halted, self._count_at_s = self._outbox.halted(), looked_s + _COUNT_S
         most = self._most
         rows = [] if self._was_empty and self._outbox.is_empty() else self._outbox.batch(most)
-        batch = encode(rows, self._pace.halts)
+        batch = encode(rows, self._settings.outbox_refused_policy == "halt")
         self._was_empty = not batch.names and not batch.refused
         if self._was_empty:
             now = self.caught_up_s = now_s()
-            wait_s = min(self._pace.poll_s, max(_LOOK_S, _PART * (now - self._found_s)))
+            wait_s = min(self.poll_s, max(_LOOK_S, _PART * (now - self._found_s)))
             # A look is slow where many rows wait for refused ones, or PostgreSQL keeps those that were removed.
             took_s = now - looked_s
             return wait_s if took_s < _SLOW_S / 20 else max(wait_s, min(_SLOW_S, 9 * took_s))
@@ -156,7 +148,7 @@ class Streamer(Service):
         if batch.names:
             if not self.emit(epoch, batch.values):
                 return 0.0
-            self._most = min(self._most + self._most // 8 + 1, self._pace.batch)
+            self._most = min(self._most + self._most // 8 + 1, self._batch_rows)
             self._sent = _Sent(batch.names, epoch, self._link.connections)
         if batch.refused:  # after the others of their batch: if this fails, it holds up no other row
             self._set_aside(batch.refused)
@@ -180,7 +172,7 @@ class Streamer(Service):
             "emit", (self._keys.stream, self._keys.leader), (str(epoch), len(self._fields), *self._fields, *values)
         )
         if reply == b"FENCED":
-            event(log, "leader_fenced", epoch=epoch)
+            event("leader_fenced", epoch=epoch)
             self._lead.lost(epoch)
         return bool(reply != b"FENCED")
 
@@ -189,7 +181,7 @@ class Streamer(Service):
         self.refused += len(refused)
         self._count_at_s = 0.0
         for row_id, reason, halts in refused:
-            event(log, "outbox_row_refused", level=logging.ERROR, row=row_id, reason=reason, halts_its_ticket=halts)
+            event("outbox_row_refused", level=ERROR, row=row_id, reason=reason, halts_its_ticket=halts)
 
     def _is_still_there(self, sent: _Sent) -> bool:
         """Return whether the rows sent in an earlier turn are still in Redis: the same Redis has been there all the
@@ -211,18 +203,18 @@ class Streamer(Service):
             self.sent += len(sent.rows)
 
     def _is_durable(self, sent: _Sent) -> bool:
-        replicas = self._pace.replicas
-        if not replicas and not self._pace.on_disk:
+        replicas, to_disk = self._settings.outbox_wait_replicas, self._settings.outbox_wait_aof
+        if not replicas and not to_disk:
             return True
         with self._sent_again_after(RedisTrouble, CommandRefused):
-            if self._pace.on_disk:
+            if to_disk:
                 on_disk, copies = self._link.call("WAITAOF", 1, replicas, _DURABLE_MS, block_s=_DURABLE_MS / 1000)
             else:
                 on_disk, copies = 1, self._link.call("WAIT", replicas, _DURABLE_MS, block_s=_DURABLE_MS / 1000)
         durable = bool(on_disk) and copies >= replicas
         if not durable and not self._not_durable_logged:
             facts: dict[str, Any] = {"rows": len(sent.rows), "replicas": copies, "on_disk": bool(on_disk)}
-            event(log, "replication_not_confirmed", level=logging.WARNING, **facts)
+            event("replication_not_confirmed", level=WARNING, **facts)
         self._not_durable_logged = not durable
         return durable
 
@@ -248,7 +240,6 @@ class Streamer(Service):
 
 
 _JOIN_S = 5.0
-_TURNS_PER_LEASE = 4
 #: Seconds without an answer of the database after which the program ends, for the next one to try another connection;
 #: at least as many leases. The lease ends long before; a slow database must not be begun anew again and again.
 _PATIENCE_S, _PATIENCE_LEASES = 15.0, 3
@@ -257,21 +248,22 @@ _ANOTHER = "an outbox of another database is streamed under this name: give each
 
 class StreamerProgram:
     """A streamer with its lease, as usher.common.http.serve runs it, too. ``streamer_class`` lets the rides demo put in
-    one that makes mistakes; ``pace``: what is not among the settings."""
+    one that makes mistakes; ``lease_s``: a standby takes over this long after the streamer died."""
 
     def __init__(
         self,
         settings: StreamerSettings,
         redis_url: str,
         streamer_class: type[Streamer] = Streamer,
-        pace: Pace = Pace(),  # noqa: B008  (it cannot change)
+        lease_s: float = 5.0,
+        batch_rows: int = 1000,
     ) -> None:
         if not settings.outbox_url:
             raise StartRefused(
                 "USHER_OUTBOX_URL is not set: name the database that has the outbox there, or with --outbox-url"
             )
         self._settings = settings
-        self.lease_s = lease_s = pace.lease_s
+        self.lease_s = lease_s
         self._stopping = False
         store = OutboxStore(settings.outbox_url)
         link = Link(redis_url, "streamer:stream", max(1.0, lease_s))
@@ -287,21 +279,13 @@ class StreamerProgram:
         self.lead = lead = Lead()
         self._identity = store.identity
         self._warned = False
-        # An idle streamer takes a turn in time to hold its lease.
-        pace = pace._replace(
-            poll_s=min(pace.poll_s, lease_s / _TURNS_PER_LEASE),
-            replicas=settings.outbox_wait_replicas,
-            on_disk=settings.outbox_wait_aof,
-            halts=settings.outbox_refused_policy == "halt",
-        )
-        self.streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
-        self.streamer.stalls_after_s = max(self.streamer.stalls_after_s, 2 * pace.poll_s)
+        self.streamer = streamer_class(link, keys, lead, store, settings, batch_rows)
         elect_link = Link(redis_url, "streamer:elect", max(0.2, lease_s / 3))
         holder = f"{platform.node()}:{os.getpid()}:{store.identity}"
         self._elector = Elector(elect_link, keys, lead, holder, int(lease_s * 1000), self._works)
         lead.on_change, lead.on_doubt = self._lead_changed, self._elector.wake
         self.services: list[Service] = [self.streamer, self._elector]
-        event(log, "streamer_starting", stream=settings.one_stream, database=store.dialect)
+        event("streamer_starting", stream=settings.one_stream, database=store.dialect)
 
     def start(self, *_address: object) -> None:
         for service in self.services:
@@ -313,7 +297,7 @@ class StreamerProgram:
         for service in self.services:
             service.stop()
             service.join(_JOIN_S)
-        event(log, "streamer_stopped", sent=self.streamer.sent)
+        event("streamer_stopped", sent=self.streamer.sent)
 
     @property
     def alive(self) -> bool:
@@ -378,13 +362,13 @@ class StreamerProgram:
         if self.another_leads and not self._warned:
             self._warned = True
             name, leader = self._settings.outbox_name, self.lead.leader_url
-            event(log, "outbox_name_in_use", level=logging.ERROR, name=name, leader=leader)
+            event("outbox_name_in_use", level=ERROR, name=name, leader=leader)
 
     def _works(self) -> bool:
         """Return whether the streamer makes progress: only then is the lease extended, so that where its database fails
         it another streamer takes over that may reach it better. While it stops, the last batch keeps the lease."""
         if why := self._hangs:
-            event(log, "outbox_database_timeout", level=logging.WARNING, why=why, do="this streamer ends")
+            event("outbox_database_timeout", level=WARNING, why=why, do="this streamer ends")
         return self._stopping or (self.streamer.alive and now_s() - self.streamer.worked_s < self.lease_s)
 
 

@@ -9,7 +9,6 @@ counted; a rule that was set then is replaced by itself.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 from collections import Counter
@@ -23,8 +22,6 @@ from usher.common.runtime.service import Service
 from usher.master.operations.action_log import OperatorAction, counted
 from usher.master.verbs.verbs import NO_ROOM, Args, Shelf, Verb
 from usher.master.verbs.view import View
-
-log = logging.getLogger(__name__)
 
 #: Most jobs that are remembered, and most items that are named because nothing was done for them.
 _REMEMBERED, _NAMED = 20, 200
@@ -123,7 +120,7 @@ class BulkJobs(Service):
                 self._jobs.remove(forgotten)
             self._jobs.append(job)
         job.note("begun")
-        event(log, "bulk_started", what=verb.name, count=count, filter=told, by=view.by.who, why=view.by.why)
+        event("bulk_started", what=verb.name, count=count, filter=told, by=view.by.who, why=view.by.why)
         self.wake()
         return job
 
@@ -163,4 +160,4 @@ class BulkJobs(Service):
     def _note(self, job: BulkJob) -> None:
         job.note(counted(job.outcomes.elements()))
         by, outcomes = job.view.by, dict(job.outcomes)
-        event(log, "bulk_finished", what=job.verb.name, outcomes=outcomes, filter=job.told, by=by.who, why=by.why)
+        event("bulk_finished", what=job.verb.name, outcomes=outcomes, filter=job.told, by=by.who, why=by.why)

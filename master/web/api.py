@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import uuid
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from flask import Blueprint, Response, g, request
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 from typing_extensions import TypedDict
 
-from usher.common.base.log import event
+from usher.common.base.log import WARNING, event
 from usher.common.http.app import Problem, answer, parse_json, read_body, read_json, read_query, unprocessable
 from usher.common.http.auth import caller, must_be_for
 from usher.common.http.credentials import Role
@@ -44,8 +43,6 @@ from usher.master.verbs.documents import (
     Tickets,
 )
 from usher.master.web.parts import Desk, seen, with_fields
-
-log = logging.getLogger(__name__)
 
 #: The most bytes of a body. 64 KiB would not hold 500 messages of 500 tickets with ids of 256 bytes; this holds 1000.
 REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
@@ -336,7 +333,7 @@ def _admitted(health_hosts: HealthHosts) -> Registration:
 def _log_refusal(refused: Problem) -> None:
     why = [refused.detail, *(f"{one['field']}: {one['problem']}" for one in refused.facts.get("errors", ()))]
     status, address = int(refused.status), g.address
-    event(log, "consumer_refused", level=logging.WARNING, status=status, address=address, why=why)
+    event("consumer_refused", level=WARNING, status=status, address=address, why=why)
 
 
 def _read_registration(health_hosts: HealthHosts) -> Registration:

@@ -11,8 +11,8 @@ from usher.master.assembly.program import MasterProgram
 from usher.master.leader.elector import Lead
 from usher.master.operations.trimming import Trimmer
 from usher.master.policy.trim import Retention
-from usher.master.settings import MasterSettings
-from usher.master.streamer.program import Pace, Streamer
+from usher.master.settings import MasterSettings, StreamerSettings
+from usher.master.streamer.program import Streamer
 
 
 def _lead() -> Lead:
@@ -22,7 +22,7 @@ def _lead() -> Lead:
 
 
 def _streamer(url: str, redis_url: str) -> Streamer:
-    return Streamer(Link(redis_url, "test"), LogKeys(STREAM), _lead(), OutboxStore(url), "ticket_id", Pace(poll_s=0.01))
+    return Streamer(Link(redis_url, "test"), LogKeys(STREAM), _lead(), OutboxStore(url), StreamerSettings())
 
 
 def test_the_streamer(sqlite_outbox: Outbox, redis_url: str) -> None:

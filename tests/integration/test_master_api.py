@@ -7,7 +7,6 @@ of its own.
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -35,8 +34,6 @@ CHILD = "from tests.integration.test_master_api import child; child()"
 _TOKEN = "a token - ä"
 _LEADER = "http://127.0.0.1:8701"
 
-log = logging.getLogger("desk")
-
 
 class Desk:
     """A master whose answers the tests choose by name."""
@@ -56,7 +53,7 @@ class Desk:
             raise KeyError("secret")
 
     def register(self, asked: Registration) -> RegistrationResult:
-        event(log, "asked", asked={name: value for name, value in asdict(asked).items() if name != "generation"})
+        event("asked", asked={name: value for name, value in asdict(asked).items() if name != "generation"})
         self._trouble(asked.name)
         if asked.name == "held":
             raise NameInUse(2_300)
@@ -75,13 +72,8 @@ class Desk:
         self._trouble(report.incarnation)
         if report.incarnation == "fenced:1":
             raise IncarnationFenced
-        event(
-            log,
-            "reported",
-            incarnation=report.incarnation,
-            wants_answers=report.wants_answers,
-            retrying=report.retrying,
-        )
+        wants, retrying = report.wants_answers, report.retrying
+        event("reported", incarnation=report.incarnation, wants_answers=wants, retrying=retrying)
         return [["ok" if message_id != b"9-9" else "gone" for message_id in ids] for _, ids in report.items]
 
     def consumers(self) -> list[dict[str, Any]]:

@@ -24,7 +24,6 @@ from usher.common.outbox.store import (
 )
 from usher.common.redis.client import Link
 from usher.common.sql.alchemy import PassingCause, passing, sa
-from usher.master.streamer.program import Pace
 
 _WRITERS, _COMMITS, _TICKETS = 6, 60, 3
 
@@ -110,7 +109,7 @@ def test_messages_of_a_ticket_are_in_the_order_of_its_commits_while_many_write_a
                 else:
                     connection.commit()
 
-    hand = hands(own, pace=Pace(batch=5, poll_s=0.01))
+    hand = hands(own, batch_rows=5)
     threads = [threading.Thread(target=write, args=(seed,)) for seed in range(_WRITERS)]
     for thread in threads:
         thread.start()

@@ -6,7 +6,7 @@ import contextlib
 import socket
 
 from usher.common.redis.endpoints import make_connection
-from usher.common.redis.private_names import socket_of
+from usher.common.redis.private_names import hear_changes, socket_of
 
 
 def test_the_socket_is_what_leads_to_the_server(redis_url: str) -> None:
@@ -19,3 +19,16 @@ def test_the_socket_is_what_leads_to_the_server(redis_url: str) -> None:
         assert sock.recv(100) == b"+PONG\r\n"
         connection.disconnect()
     assert socket_of(connection) is None
+
+
+def test_reports_of_changes_are_heard_while_replies_are_read(redis_url: str) -> None:
+    connection, news = make_connection(redis_url, "test:private", 2.0), list[list[bytes] | None]()
+    connection.connect()
+    connection.protocol = 3
+    hear_changes(connection, news.append)
+    for command in ("HELLO 3", "CLIENT TRACKING ON BCAST", "SET private 1"):
+        connection.send_command(*command.split())
+        connection.read_response()
+    connection.read_response(push_request=True)
+    connection.disconnect()
+    assert news == [[b"private"]]

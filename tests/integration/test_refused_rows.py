@@ -16,9 +16,8 @@ from tests.outboxes import STREAM, Hand, Outbox, uids
 from usher.common.outbox.rows import queries
 from usher.common.outbox.store import LogRecord
 from usher.common.redis.client import Link
-from usher.master.streamer.program import Pace
 
-_HALTS = Pace(poll_s=0.01, halts=True)
+_HALTS: dict[str, Any] = {"outbox_refused_policy": "halt"}
 _LARGE = 17 * 2**20
 
 
@@ -53,7 +52,7 @@ def test_a_refused_row_halts_its_ticket_until_it_is_put_back_before_the_others(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    hand = hands(outbox, pace=_HALTS, row_bytes=10_000)
+    hand = hands(outbox, **_HALTS, row_bytes=10_000)
     outbox.stage(
         LogRecord("T", "a", "o", 1, "1"),
         LogRecord("T", "a", "o", "x" * 20_000, "2"),
@@ -93,7 +92,7 @@ def test_a_refused_row_halts_its_ticket_until_it_is_put_back_before_the_others(
 def test_a_ticket_goes_on_without_a_refused_row_that_is_deleted(
     sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link
 ) -> None:
-    hand = hands(sqlite_outbox, pace=_HALTS, row_bytes=10_000)
+    hand = hands(sqlite_outbox, **_HALTS, row_bytes=10_000)
     sqlite_outbox.stage(LogRecord("T", "a", "o", "x" * 20_000, "1"), LogRecord("T", "a", "o", 2, "2"))
     hand.turn(2)
     assert uids(link) == []
@@ -109,7 +108,7 @@ def test_rows_without_a_usable_ticket_park_nothing(
         for ticket in ("", "", "x" * 257, "x" * 257):
             statement = sa.text("INSERT INTO staged_log_records (ticket_id, action, object) VALUES (:ticket, 'a', 'o')")
             connection.execute(statement, {"ticket": ticket})
-    hands(sqlite_outbox, pace=_HALTS).turn()
+    hands(sqlite_outbox, **_HALTS).turn()
     assert sqlite_outbox.store.waiting() == (0, 4)
     assert sqlite_outbox.store.halted() == 0
 

@@ -46,7 +46,7 @@ log = logging.getLogger("child")
 
 class Program:
     def __init__(self, how: dict[str, Any], ends: WorkerEnds) -> None:
-        event(log, "make", is_from_outside=ends.is_from_outside)
+        event("make", is_from_outside=ends.is_from_outside)
         time.sleep(how.get("make_s", 0.0))
         if how.get("make") == "refuse":
             raise UsherError("USHER_HANDLER: there is no such function")
@@ -69,7 +69,7 @@ class Program:
         self.app.add_url_rule("/stall", "stall", self._stall)
 
     def start(self, port: int, host: str) -> None:
-        event(log, "start", port=port, host=host)
+        event("start", port=port, host=host)
         if self._how.get("start") == "refuse":
             raise UsherError("USHER_STATE_DIR: it cannot be used")
         if self._how.get("start") == "leave":
@@ -81,17 +81,17 @@ class Program:
         return Liveness(self._how.get("silence_s", 60.0), self._stalled)
 
     def stop(self) -> None:
-        event(log, "stop", thread=threading.current_thread().name)
+        event("stop", thread=threading.current_thread().name)
         if "stall_s" in self._how:
             time.sleep(0.2)  # the loop has begun this drain, and waits for something to do
             os.kill(os.getpid(), signal.SIGUSR1)
         reader, writer = os.pipe()
         copies = [os.dup(writer) for _ in range(64)]  # connections of the drain: they get the numbers that are free
         time.sleep(self._how.get("stop_s", 0.0))
-        event(log, "heard", on=len(copies), what=select.select([reader], [], [], 0)[0] != [])
+        event("heard", on=len(copies), what=select.select([reader], [], [], 0)[0] != [])
         if self._how.get("stop") == "raise":
             raise KeyError("the stop of the test")
-        event(log, "stopped")
+        event("stopped")
 
     def _stall(self) -> dict[str, Any]:
         self._stalled = "guard made no progress for 20.0 s"
@@ -127,10 +127,10 @@ def child() -> None:
             ends=ends,
         )
     except StartRefused as refused:
-        event(log, "refused", says=str(refused))
+        event("refused", says=str(refused))
         sys.exit(2)
     finally:
-        event(log, "unwound", pid=os.getpid())
+        event("unwound", pid=os.getpid())
 
 
 # -- the tests

@@ -28,7 +28,7 @@ from usher.common.redis.embedded import EmbeddedRedis, find_redis_server
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.settings import StreamerSettings
 from usher.master.streamer import program as streamer
-from usher.master.streamer.program import Pace, StreamerProgram
+from usher.master.streamer.program import StreamerProgram
 
 
 def test_rows_become_messages_in_order_and_go(outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
@@ -109,7 +109,7 @@ def test_many_writers_of_few_tickets_keep_each_tickets_order(
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(writers)]
     for thread in threads:
         thread.start()
-    hand = hands(postgres_outbox, pace=Pace(batch=5))
+    hand = hands(postgres_outbox, batch_rows=5)
     until(lambda: (hand.turn(), not any(thread.is_alive() for thread in threads))[1])  # type: ignore[func-returns-value]
     until(lambda: (hand.turn(), postgres_outbox.store.waiting()[0] == 0)[1])  # type: ignore[func-returns-value]
     sent: dict[bytes, list[tuple[bytes, int]]] = {}
@@ -254,7 +254,7 @@ def test_a_redis_that_answers_too_late_for_a_large_batch_gets_smaller_ones_and_t
         return None if lengths[-1] - lengths[-2] > 40 else chunk
 
     with Proxy(redis_url) as proxy:
-        hand = hands(sqlite_outbox, proxy.url, pace=Pace(batch=100))
+        hand = hands(sqlite_outbox, proxy.url, batch_rows=100)
         proxy.on_reply = answer
         for _ in range(50):
             with contextlib.suppress(ReplyUnknown):
@@ -321,7 +321,7 @@ def test_rows_are_kept_until_a_replica_has_them(
         EmbeddedRedis(tmp_path_short / "a", durable=False) as first,
         EmbeddedRedis(tmp_path_short / "b", durable=False) as second,
     ):
-        hand = hands(sqlite_outbox, first.url, pace=Pace(replicas=1))
+        hand = hands(sqlite_outbox, first.url, outbox_wait_replicas=1)
         with Link(second.url, "test") as far, Link(first.url, "test") as near:
             hand.turn(2)
             assert (uids(near), sqlite_outbox.store.waiting()[0]) == (written, 3)
@@ -337,7 +337,7 @@ def test_what_was_sent_over_a_connection_that_is_gone_is_sent_again_before_its_r
     """WAIT speaks of its own connection's writes only."""
     monkeypatch.setattr(streamer, "_DURABLE_MS", 20)
     written = sqlite_outbox.stage_many(3)
-    hand = hands(sqlite_outbox, pace=Pace(replicas=1))
+    hand = hands(sqlite_outbox, outbox_wait_replicas=1)
     hand.turn()
     hand.streamer._link.close()
     hand.streamer._link.call("PING")
@@ -385,7 +385,7 @@ def test_with_the_durable_profile_a_killed_redis_has_all_whose_rows_are_gone(
         server, url = stack.enter_context(durable_server(find_redis_server(), tmp_path_short))
         link = stack.enter_context(Link(url, "test"))
         assert link.call("CONFIG", "GET", "append*")[1::2].count(b"always") == 1
-        program = StreamerProgram(settings, url, pace=Pace(batch=100, lease_s=1))
+        program = StreamerProgram(settings, url, batch_rows=100, lease_s=1)
         program.start()
         try:
             until(lambda: sqlite_outbox.store.waiting()[0] < 4000)
@@ -409,7 +409,7 @@ def test_rows_are_kept_until_they_are_on_disk(
     written = sqlite_outbox.stage_many(3)
     link = Link(valkey_url, "test")
     link.call("CONFIG", "SET", "appendfsync", "no")
-    hand = hands(sqlite_outbox, valkey_url, pace=Pace(on_disk=True))
+    hand = hands(sqlite_outbox, valkey_url, outbox_wait_aof=True)
     hand.turn(2)
     assert (uids(link), sqlite_outbox.store.waiting()[0]) == (written, 3)
     link.call("CONFIG", "SET", "appendfsync", "everysec")

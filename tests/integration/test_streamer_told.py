@@ -17,7 +17,7 @@ from usher.common.redis.client import Link
 from usher.common.runtime.settings import load
 from usher.master.leader.elector import Elector
 from usher.master.settings import StreamerSettings
-from usher.master.streamer.program import Pace, StreamerProgram, streamer_metrics
+from usher.master.streamer.program import StreamerProgram, streamer_metrics
 
 _LONG_S = 1000.0
 
@@ -38,7 +38,7 @@ def _long_ago(hand: Hand) -> None:
 def test_the_outbox_was_sent_to_its_end_when_a_look_found_no_more_than_was_sent(
     sqlite_outbox: Outbox, hands: Callable[..., Hand]
 ) -> None:
-    hand = hands(sqlite_outbox, pace=Pace(batch=10))
+    hand = hands(sqlite_outbox, batch_rows=10)
     sqlite_outbox.stage_many(25)
     _long_ago(hand)
     hand.turn(2)
@@ -51,7 +51,7 @@ def test_the_outbox_was_sent_to_its_end_when_a_look_found_no_more_than_was_sent(
 
 
 def test_what_is_not_durable_yet_is_behind(sqlite_outbox: Outbox, hands: Callable[..., Hand]) -> None:
-    hand = hands(sqlite_outbox, pace=Pace(replicas=1))
+    hand = hands(sqlite_outbox, outbox_wait_replicas=1)
     sqlite_outbox.stage_many(1)
     _long_ago(hand)
     hand.turn(2)

@@ -21,7 +21,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.master.settings import StreamerSettings
 from usher.master.streamer import program as streamer
-from usher.master.streamer.program import Pace, StreamerProgram
+from usher.master.streamer.program import StreamerProgram
 
 # ---- Redis loses what it has answered ----
 
@@ -83,7 +83,7 @@ def test_a_redis_that_is_made_a_replica_has_what_the_other_one_has_so_the_rows_s
         EmbeddedRedis(tmp_path_short / "a", durable=False) as first,
         EmbeddedRedis(tmp_path_short / "b", durable=False) as second,
     ):
-        hand, link = hands(sqlite_outbox, first.url, pace=Pace(replicas=1 if waits else 0)), Link(first.url, "test")
+        hand, link = hands(sqlite_outbox, first.url, outbox_wait_replicas=1 if waits else 0), Link(first.url, "test")
         if waits:
             emit = hand.streamer.emit
             hand.streamer.emit = lambda *given: (emit(*given), _demote(link, second.url))[0]  # type: ignore[method-assign,func-returns-value]
@@ -115,7 +115,7 @@ def test_what_redis_refuses_for_another_reason_is_told_and_not_sent_again_and_ag
 ) -> None:
     """Its append-only file is off: nobody can say when what was sent is on disk."""
     written = sqlite_outbox.stage_many(3)
-    hand = hands(sqlite_outbox, pace=Pace(on_disk=True))
+    hand = hands(sqlite_outbox, outbox_wait_aof=True)
     for _ in range(3):
         with pytest.raises(CommandRefused, match="WAITAOF"):
             hand.turn()
@@ -127,7 +127,9 @@ def test_what_redis_refuses_for_another_reason_is_told_and_not_sent_again_and_ag
 
 def _program(url: str, redis_url: str, lease_s: float = 1.0, poll_s: float = 0.5) -> StreamerProgram:
     settings = StreamerSettings(outbox_url=url, ticket_stream=STREAM)
-    return StreamerProgram(settings, redis_url, pace=Pace(lease_s=lease_s, poll_s=poll_s))
+    program = StreamerProgram(settings, redis_url, lease_s=lease_s)
+    program.streamer.poll_s = poll_s
+    return program
 
 
 def test_a_streamer_whose_database_fails_hands_over_to_one_that_has_a_better_way_there(
@@ -283,7 +285,7 @@ def test_rows_that_are_refused_do_not_make_the_batches_behind_them_smaller(
                 sa.text("INSERT INTO staged_log_records (ticket_id, action, object) VALUES ('', 'a', 'o')")
             )
     written = sqlite_outbox.stage_many(12)
-    hands(sqlite_outbox, pace=Pace(batch=10)).turn(2)
+    hands(sqlite_outbox, batch_rows=10).turn(2)
     assert uids(link) == written
     assert sqlite_outbox.store.waiting() == (0, 8)
 

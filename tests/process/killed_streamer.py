@@ -18,7 +18,7 @@ from usher.common.outbox.store import OutboxStore
 from usher.common.redis.client import Link
 from usher.master.settings import StreamerSettings
 from usher.master.streamer.cli import run
-from usher.master.streamer.program import Pace, Streamer, StreamerProgram
+from usher.master.streamer.program import Streamer, StreamerProgram
 
 #: Point -> (class, method, kill before or after it, which call of it).
 POINTS: dict[str, tuple[type, str, str, int]] = {
@@ -74,7 +74,7 @@ def main(point: str, url: str, redis_url: str, stream: str) -> int:
     elif point != "none":
         _put(*POINTS[point])
     settings = StreamerSettings(outbox_url=url, ticket_stream=stream, redis_url=redis_url, log_level="warning")
-    return run(StreamerProgram(settings, redis_url, pace=Pace(batch=10, lease_s=3.0)))
+    return run(StreamerProgram(settings, redis_url, batch_rows=10, lease_s=3.0))
 
 
 if __name__ == "__main__":

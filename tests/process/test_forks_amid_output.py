@@ -22,7 +22,7 @@ def ends(pid, within_s):
 """
 
 _WHILE_A_THREAD_LOGS = f"""
-import logging, os, signal, sys, threading, time
+import os, signal, sys, threading, time
 from usher.common.base.log import configure, event
 {_ENDS}
 def read_on():
@@ -30,15 +30,14 @@ def read_on():
     while os.read(read_end, 65536):
         pass
 
-log = logging.getLogger("test")
 read_end, write_end = os.pipe()
 sys.stderr = os.fdopen(write_end, "w")
 configure("c1", "info", "human")
-threading.Thread(target=event, args=(log, "said"), kwargs=dict(text="x" * 1_000_000), daemon=True).start()
+threading.Thread(target=event, args=("said",), kwargs=dict(text="x" * 1_000_000), daemon=True).start()
 os.read(read_end, 1)
 threading.Thread(target=read_on, daemon=True).start()
 if (pid := os.fork()) == 0:
-    event(log, "child_says")
+    event("child_says")
     os._exit(0)
 ends(pid, 10)
 os._exit(0)

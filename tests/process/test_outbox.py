@@ -92,13 +92,13 @@ def test_a_streamer_killed_at_any_step_loses_nothing_and_nothing_is_effective_tw
 def _go_on(outboxes: dict[str, Outbox], redis_url: str, link: Link) -> None:
     """The same again without faults, in here: each is the next leader when the dead one's lease has ended."""
     from usher.master.settings import StreamerSettings
-    from usher.master.streamer.program import Pace, StreamerProgram
+    from usher.master.streamer.program import StreamerProgram
 
     programs = []
     try:
         for point, outbox in outboxes.items():
             settings = StreamerSettings(outbox_url=outbox.url, ticket_stream=point)
-            programs.append(StreamerProgram(settings, redis_url, pace=Pace(batch=10, lease_s=1)))
+            programs.append(StreamerProgram(settings, redis_url, batch_rows=10, lease_s=1))
             programs[-1].start()
         for point, outbox in outboxes.items():
             until(lambda outbox=outbox: outbox.store.waiting()[0] == 0, f"{point}: not sent", 60)  # type: ignore[misc]

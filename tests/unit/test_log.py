@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from usher.common.base.log import configure, event, in_hand, redacted
+from usher.common.base.log import WARNING, configure, event, in_hand, redacted
 from usher.common.runtime.settings import CommonSettings
 
 _log = logging.getLogger("tests.log")
@@ -25,7 +25,7 @@ def _lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_a_line_for_people_has_time_level_program_thread_action_and_facts(capfd: pytest.CaptureFixture[str]) -> None:
     configure("master", "info", "human")
-    event(_log, "ticket_handed_over", ticket="42", owner="c1:7", after_s=0.25, id=b"5-1")
+    event("ticket_handed_over", ticket="42", owner="c1:7", after_s=0.25, id=b"5-1")
     (line,) = _lines(capfd)
     assert re.fullmatch(
         rf"{_TIME} INFO +master MainThread ticket_handed_over ticket=42 owner=c1:7 after_s=0\.250 id=5-1", line
@@ -38,7 +38,7 @@ def test_a_line_for_people_has_time_level_program_thread_action_and_facts(capfd:
 @pytest.mark.parametrize("style", ["human", "json"])
 def test_a_ticket_id_cannot_fake_a_line_or_a_fact(style: str, ticket: str, capfd: pytest.CaptureFixture[str]) -> None:
     configure("master", "info", style)
-    event(_log, "ticket_handed_over", ticket=ticket, owner="c1:7")
+    event("ticket_handed_over", ticket=ticket, owner="c1:7")
     (line,) = _lines(capfd)
     if style == "human":
         assert line.isprintable()
@@ -63,11 +63,11 @@ def test_no_text_of_others_can_fake_a_line_or_act_on_a_terminal(capfd: pytest.Ca
 
 def test_a_json_line_is_one_object_and_takes_any_fact(capfd: pytest.CaptureFixture[str]) -> None:
     configure("consumer", "info", "json")
-    event(_log, "service_retrying", level=logging.WARNING, problem=ValueError("no"), id=b"5-1", raw=b"\xff")
+    event("service_retrying", level=WARNING, problem=ValueError("no"), id=b"5-1", raw=b"\xff")
     (line,) = _lines(capfd)
     document = json.loads(line)
     assert document["event"] == document["message"] == "service_retrying"
-    assert document["logger"] == _log.name and re.fullmatch(_TIME, document["timestamp"])
+    assert document["logger"] == __name__ and re.fullmatch(_TIME, document["timestamp"])
     assert document["level"] == "WARNING"
     assert document["program"] == "consumer"
     assert document["problem"] == "no"
@@ -77,12 +77,12 @@ def test_a_json_line_is_one_object_and_takes_any_fact(capfd: pytest.CaptureFixtu
 def test_a_password_is_never_logged_wherever_it_stands(style: str, capfd: pytest.CaptureFixture[str]) -> None:
     configure("master", "debug", style)
     url = "redis://user:s3cret@host:6379/0"
-    event(_log, "connected", url=url)
+    event("connected", url=url)
     _log.info("plain text with %s in it", url)
     try:
         raise ValueError(f"cannot reach {url}")
     except ValueError:
-        event(_log, "failed", exc_info=True)
+        event("failed", exc_info=True)
     told = "\n".join(_lines(capfd))
     assert "s3cret" not in told
     assert told.count(":***@host:6379/0") >= 3
@@ -129,9 +129,9 @@ def test_every_line_tells_what_is_in_hand_whoever_logs_it_and_however(
     token = in_hand.set(work)
     try:
         logging.getLogger("somebody.elses").warning("a plain %s", "line")
-        event(_log, "ours", attempt=3, more="x")
+        event("ours", attempt=3, more="x")
         work.in_hand = False
-        event(_log, "later")
+        event("later")
     finally:
         in_hand.reset(token)
     plain, ours, later = _lines(capfd)
@@ -171,8 +171,8 @@ def test_tasks_of_one_loop_have_each_their_own_in_hand(capfd: pytest.CaptureFixt
 
 def test_the_level_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
     configure("master", "warning", "human")
-    event(_log, "quiet")
-    event(_log, "loud", level=logging.WARNING)
+    event("quiet")
+    event("loud", level=WARNING)
     assert len(_lines(capfd)) == 1
 
 
@@ -188,11 +188,11 @@ def test_secrets_of_the_settings_are_never_logged_in_whatever_form(
     )
     configure("master", "info", style, settings.secrets)
     for hidden in ("canary%2Fone", "canary/one", "canary-two", "https://hooks.example/canary-three"):
-        event(_log, f"said_{hidden}", fact=hidden, nested={"token": [hidden]}, raw=hidden.encode())
+        event(f"said_{hidden}", fact=hidden, nested={"token": [hidden]}, raw=hidden.encode())
         try:
             raise ValueError(hidden)
         except ValueError:
-            event(_log, "failed", exc_info=True)
+            event("failed", exc_info=True)
     _log.info("Authorization: Bearer not-one-of-ours-1234")
     told = "\n".join(_lines(capfd))
     assert "canary" not in told

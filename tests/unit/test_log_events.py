@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ _ROW = re.compile(r"^\| `([a-z_*]+)` \| ([a-z, ]+) \| [^|]+ \| [^|]+ \|$", re.MU
 
 
 def names(node: ast.expr) -> list[str]:
-    """Every name that the second argument of ``event`` may be; what is put into one is ``*``."""
+    """Every name that the first argument of ``event`` may be; what is put into one is ``*``."""
     match node:
         case ast.Constant(value=str(name)):
             return [name]
@@ -24,11 +25,11 @@ def names(node: ast.expr) -> list[str]:
 
 
 def levels(within: ast.AST) -> set[str]:
-    """The levels that are named there, as in ``logging.WARNING``."""
+    """The levels that are named there, as in ``level=WARNING``."""
     return {
-        node.attr.lower()
+        node.id.lower()
         for node in ast.walk(within)
-        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("logging.") and node.attr.isupper()
+        if isinstance(node, ast.Name) and node.id in logging.getLevelNamesMapping()
     }
 
 
@@ -56,7 +57,7 @@ def logged() -> Iterator[tuple[str, set[str]]]:
             tree = ast.parse(path.read_text("utf-8"))
             for node in ast.walk(tree):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "event":
-                    yield from ((name, levels_of(node, tree)) for name in names(node.args[1]))
+                    yield from ((name, levels_of(node, tree)) for name in names(node.args[0]))
 
 
 def test_every_event_is_documented_with_its_levels_and_no_other() -> None:

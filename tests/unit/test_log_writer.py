@@ -16,7 +16,7 @@ import pytest
 
 from tests.process.machine import until
 from usher.common.base import log as module
-from usher.common.base.log import _Stderr
+from usher.common.base.log import DEBUG, _Stderr
 
 
 class Log:
@@ -129,8 +129,8 @@ def test_handlers_of_others_get_events_and_lines_and_cannot_fail_an_event(capfd:
     brought = Brought()
     logging.getLogger().addHandler(brought)
     for _ in range(2):
-        module.event(logging.getLogger("ours"), "an_event")
-    module.event(logging.getLogger("ours"), "too_quiet", level=logging.DEBUG)
+        module.event("an_event")
+    module.event("too_quiet", level=DEBUG)
     logging.getLogger("theirs").warning("a line")
     logging.getLogger("theirs").debug("not logged")
     assert brought.got == ["an_event", "an_event", "a line"]
@@ -139,21 +139,20 @@ def test_handlers_of_others_get_events_and_lines_and_cannot_fail_an_event(capfd:
 
 
 _FORKS = """
-import logging, os, sys, threading, time
+import os, sys, threading, time
 from usher.common.base.log import configure, event
 
 configure("c1", "info", "human")
-log = logging.getLogger("test")
 
 def on_and_on():
     while True:
-        event(log, "said", text="x" * 1000)
+        event("said", text="x" * 1000)
 
 for _ in range(4):
     threading.Thread(target=on_and_on, daemon=True).start()
 for number in range(100):
     if (pid := os.fork()) == 0:
-        event(log, "child_says", number=number)
+        event("child_says", number=number)
         os._exit(0)
     until_s = time.monotonic() + 10
     while os.waitpid(pid, os.WNOHANG) == (0, 0):

@@ -174,9 +174,7 @@ def test_while_nobody_leads_it_is_said_now_and_then_how_many_were_dropped(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[tuple[int, str]] = []
-    monkeypatch.setattr(
-        reporter_module, "event", lambda _log, action, **facts: said.append((facts["ids"], facts["why"]))
-    )
+    monkeypatch.setattr(reporter_module, "event", lambda action, **facts: said.append((facts["ids"], facts["why"])))
     reporter, leader = begun(spare=2000)
     leader.status = 503
     for number in range(2, 42):
