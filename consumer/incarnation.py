@@ -17,7 +17,7 @@ from usher.common.base.errors import OwnershipLost, RedisTrouble, ServerChanged
 from usher.common.base.log import ERROR, WARNING, event
 from usher.common.http.serve import LEAST_SILENCE_S, LOOK_S, Liveness
 from usher.common.observability.metrics import DeadLetterNotifier, Metrics
-from usher.common.protocol.attempts import CLEARED, GIVEN_UP
+from usher.common.protocol.attempts import CLEARED, ENDED, GIVEN_UP
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import MarkFields, parse_weights
 from usher.common.protocol.run_log import Ran
@@ -138,7 +138,7 @@ class Orders:
         if is_apart:
             self._executor.cancelled.add(order.id)
         else:
-            self._ending.end(runs, "an operator cancelled a run", "an operator ended its run")
+            self._ending.end(runs, "an operator cancelled a run", ENDED)
         return True
 
 

@@ -32,9 +32,8 @@ async def answer(message: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    app.state.producer = AsyncProducer(os.environ["REDIS_URL"])
-    yield
-    await app.state.producer.close()
+    async with AsyncProducer(os.environ["REDIS_URL"]) as app.state.producer:
+        yield
 
 
 app = FastAPI(lifespan=lifespan)

@@ -46,21 +46,19 @@ def main(flags: dict[str, Any]) -> None:
 def log_doctor_findings(redis_url: str, keys: Keys) -> None:
     """Log what ``usher doctor`` reports as bad about this Redis. Nothing is refused for it: the operator may know
     better, and a system that works badly is of more use than one that does not start."""
-    link = Link(redis_url, "master:doctor", timeout_s=3.0)
     try:
-        for finding in startup_findings(link, keys):
-            event(
-                "redis_check_failed",
-                level=ERROR,
-                check=finding.check,
-                seen=finding.seen,
-                means=finding.means,
-                do=finding.do,
-            )
+        with Link(redis_url, "master:doctor", timeout_s=3.0) as link:
+            for finding in startup_findings(link, keys):
+                event(
+                    "redis_check_failed",
+                    level=ERROR,
+                    check=finding.check,
+                    seen=finding.seen,
+                    means=finding.means,
+                    do=finding.do,
+                )
     except RedisTrouble as trouble:
         event("redis_check_skipped", level=WARNING, why=str(trouble))
-    finally:
-        link.close()
 
 
 if __name__ == "__main__":

@@ -132,19 +132,13 @@ def redis_server(short_tmp: Path) -> Iterator[EmbeddedRedis]:
 @pytest.fixture
 def redis_url(redis_server: EmbeddedRedis) -> str:
     """URL of an empty Redis."""
-    link = Link(redis_server.url, "test:flush")
-    try:
+    with Link(redis_server.url, "test:flush") as link:
         link.call("FLUSHALL")
-    finally:
-        link.close()
     return redis_server.url
 
 
 @pytest.fixture
 def link(redis_url: str) -> Iterator[Link]:
     """A connection to an empty Redis."""
-    connection = Link(redis_url, "test")
-    try:
+    with Link(redis_url, "test") as connection:
         yield connection
-    finally:
-        connection.close()

@@ -38,16 +38,15 @@ def durable_server(binary: Path, folder: Path, *more: str) -> Iterator[tuple[sub
     ]
     url = f"unix://{folder / 's'}"
     server = subprocess.Popen([*map(str, words)])
-    link = Link(url, "test:start")
     try:
-        until_s = time.monotonic() + _PATIENCE_S
-        while not _answers(link):
-            assert server.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < until_s, "it does not answer"
-            time.sleep(0.02)
-        yield server, url
+        with Link(url, "test:start") as link:
+            until_s = time.monotonic() + _PATIENCE_S
+            while not _answers(link):
+                assert server.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < until_s, "it does not answer"
+                time.sleep(0.02)
+            yield server, url
     finally:
-        link.close()
         server.kill()
         server.wait()
 

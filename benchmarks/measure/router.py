@@ -32,13 +32,9 @@ def measure(modes: Sequence[str], streams: int, rate: float, seconds: float, idl
     subscriber has it."""
     folder = Path(tempfile.mkdtemp(prefix="usher-bench-"))
     try:
-        with EmbeddedRedis(folder, durable=False) as server:
-            link = Link(server.url, "bench", timeout_s=60.0)
-            try:
-                _fill(link, streams)
-                return [_run(server, link, mode, streams, rate, seconds, idle_s) for mode in modes]
-            finally:
-                link.close()
+        with EmbeddedRedis(folder, durable=False) as server, Link(server.url, "bench", timeout_s=60.0) as link:
+            _fill(link, streams)
+            return [_run(server, link, mode, streams, rate, seconds, idle_s) for mode in modes]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

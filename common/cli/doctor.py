@@ -115,7 +115,7 @@ def acl(server: str, loads: bool, flags: dict[str, Any]) -> None:
     settings = load(CommonSettings, os.environ, flags)
     if loads:
         names = scripts_for_others()
-        with contextlib.closing(Link(resolve_redis_url(settings), "acl")) as link:
+        with Link(resolve_redis_url(settings), "acl") as link:
             refused = ScriptRunner(link).load_for_others(names)
         if refused:
             raise StartRefused(f"Redis refuses to load scripts: {refused[0]}")

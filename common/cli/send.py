@@ -13,13 +13,14 @@ import random
 import sys
 import time
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import click
+from click.core import ParameterSource
 
 from usher.common.base.clock import now_s
 from usher.common.base.durations import Duration, Moment, Number, moment_text, option
@@ -317,8 +318,7 @@ def send(flags: dict[str, Any], **given: Any) -> None:
             source = incidents(given["simulate"], given["tickets"], given["seed"])
         _check_time(source)
         check_reachable(url)
-        link = Link(url, "usher:send")
-        stack.callback(link.close)
+        link = stack.enter_context(Link(url, "usher:send"))
         sender = Sender(link, settings.one_stream, settings.ticket_field, dedup_s=given["dedup"] or 0.0)
         if given["dedup"]:
             source = _recognisable(source, given)
@@ -348,6 +348,10 @@ def _check_usage(given: dict[str, Any]) -> None:
         raise click.UsageError("--ticket is empty: the message would be a dead letter at once (empty_ticket_id)")
     if given["ticket"] and given["wait"] and {given["dedup"], given["after_s"], given["at_ms"]} != {None}:
         raise click.UsageError("--wait with --ticket is for the result: it goes with no --after, --at and --dedup")
+    for name, flag in {"timeout_s": "wait", "tickets": "simulate", "seed": "simulate"}.items():
+        is_given = click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+        if is_given and not given[flag]:
+            raise click.UsageError(f"--{name.removesuffix('_s')} is of --{flag}, which is not given")
     if given["fields"] and given["ticket"] is None:
         raise click.UsageError(f"{given['fields'][0]!r}: fields on the command line need --ticket")
 
@@ -442,10 +446,17 @@ def _waiting(link: Link, stream: str) -> Callable[[], None]:
 
 def _answered(producer: Producer, message: Outgoing, timeout_s: float) -> int:
     try:
-        result = producer.call(message.ticket_id, message.fields, timeout_s=timeout_s)
+        answers = producer.stream(message.ticket_id, message.fields, timeout_s)
+        answers.per_part = False
+        try:
+            deque(answers, 0)
+        except KeyboardInterrupt:
+            click.echo(f"usher: interrupted; message {answers.id or 'unknown'} is handled all the same", err=True)
+            return 130
     except (UsherError, CommandRefused, ValueError) as problem:
         click.echo(escape_control(f"usher: {problem}"), err=True)
         return 124 if isinstance(problem, CallTimeout) else 1
+    result = answers.result
     click.echo(result if isinstance(result, bytes) else json_line(result))
     return 0
 

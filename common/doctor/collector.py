@@ -271,17 +271,16 @@ def _server(link: Link, keys: Keys, refused: dict[str, str]) -> DoctorFacts:
 def _unguarded(link: Link, keys: Keys) -> str | None:
     """Return why EXEC goes by no WATCH here, though leaders rely on it; "" when it does. None: this user may not try
     it, or nothing can be changed now."""
-    key, other = keys.watched, Link(link.url, "usher:doctor")
+    key = keys.watched
     try:
         link.call("WATCH", key)
         connection = link.connections
-        changed = other.pipeline([("SET", key, "", "PX", 1000), ("DEL", key)])
+        with Link(link.url, "usher:doctor") as other:
+            changed = other.pipeline([("SET", key, "", "PX", 1000), ("DEL", key)])
         done, _ = link.transaction(connection, [])
     except (NotNow, CommandRefused) as refused:
         is_proxy = not isinstance(refused, NotNow) and "NOPERM" not in str(refused)
         return str(refused).removeprefix("Redis: ") if is_proxy else None
-    finally:
-        other.close()
     if any(isinstance(reply, Exception) for reply in changed):
         return None
     return "" if done is None else "another connection changed a watched key, and EXEC ran"

@@ -70,4 +70,4 @@ StreamId = Annotated[
     str, AfterValidator(_stream_id), WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,20}$"})
 ]
 #: The length of a page in a query. A larger value means the largest page.
-PageLimit = Annotated[int, BeforeValidator(_only_digits), Field(ge=1, le=10**9 - 1)]
+PageLimit = Annotated[int, Field(ge=1, le=10**9 - 1), BeforeValidator(_only_digits)]

@@ -15,6 +15,7 @@ _NOTED = re.compile(rb"([0-9]{1,9})(?: ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}))?"
 
 #: First words of the errors of messages whose last start was never seen to end: nothing was raised, so these words tell
 #: them apart.
+ENDED = "an operator ended its run"
 CUT_OFF, RAN_PAST = "its process ended while its handler ran", "it ran past USHER_HANDLER_SECONDS"
 
 
@@ -36,12 +37,15 @@ class Attempts(NamedTuple):
     crashes: int = 0
     losses: int = 0
 
+    @property
+    def failed(self) -> int:
+        """Return how many starts ended badly. The first crash is never charged; of more of them as many are as there
+        are failures, since a start that is charged leaves two crashes at least."""
+        return self.failures + self.crashes if self.crashes < 2 else max(self.failures, self.crashes)
+
     def blamed(self) -> Attempts:
         """Charge the last start, and every crash of former ones that is not charged yet. Starts that asked to be called
         later stay free.
-
-        The first crash never is; of more of them as many as there are failures, since a start that is charged leaves
-        two crashes at least.
 
         >>> Attempts(starts=3, failures=0, crashes=2).blamed()
         Attempts(starts=3, failures=3, crashes=2, losses=0)
@@ -50,8 +54,7 @@ class Attempts(NamedTuple):
         >>> Attempts(starts=9, failures=2, crashes=1).blamed().failures, Attempts(9, 4, 2).blamed().failures
         (4, 5)
         """
-        known = self.failures + self.crashes if self.crashes < 2 else max(self.failures, self.crashes)
-        return self._replace(failures=max(self.failures, min(self.starts, known + 1)))
+        return self._replace(failures=max(self.failures, min(self.starts, self.failed + 1)))
 
     @property
     def is_given_up(self) -> bool:

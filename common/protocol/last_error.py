@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from usher.common.protocol.attempts import CUT_OFF, RAN_PAST
+from usher.common.protocol.attempts import CUT_OFF, ENDED, RAN_PAST
 
 #: Bytes of an error's text, of its type or place, and of the end of its traceback.
 _TEXT, _WORD, _TRACEBACK = 400, 200, 3000
@@ -42,10 +42,11 @@ class LastError(NamedTuple):
     def told(self) -> str:
         """Return what tells it from others, and what anybody may see: its name and place.
 
-        >>> LastError("KeyError: 'x'", "KeyError", "shop/orders.py:41").told, LastError(CUT_OFF).told
-        ('KeyError in shop/orders.py:41', 'its process ended while its handler ran')
+        >>> LastError("KeyError: 'x'", "KeyError", "shop/orders.py:41").told, LastError(f"{ENDED} (by hand)").told
+        ('KeyError in shop/orders.py:41', 'an operator ended its run')
         """
-        return told(error_name(self.error_type, self.error), self.at)
+        ended = ENDED if self.error.startswith(ENDED) else ""
+        return told(error_name(self.error_type, self.error) or ended, self.at)
 
 
 def error_name(error_type: str, error: str) -> str:

@@ -16,7 +16,7 @@ import termios
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import hiredis
@@ -414,6 +414,12 @@ class Link:
         if self._connection is not None and not self._is_fixed:
             misled(self.url, self._connection)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close the connection. The next call reconnects, to wherever the server is then."""
         self._elsewhere = self._open = False
@@ -514,7 +520,8 @@ def check_reachable(url: str) -> None:
     except (ValueError, redis.RedisError) as wrong:
         raise SettingsError([f"USHER_REDIS_URL cannot be read: {wrong}"]) from None
     try:
-        server = info_lines(link.call("INFO", "server"))
+        with link:
+            server = info_lines(link.call("INFO", "server"))
     except NotNow as trouble:
         if trouble.kind == "LOADING":
             return  # the server is there and will answer; the loops wait for it
@@ -525,8 +532,6 @@ def check_reachable(url: str) -> None:
         ) from trouble
     except CommandRefused as refused:
         raise StartRefused(f"USHER_REDIS_URL: {redacted(url)}: {refused}") from refused
-    finally:
-        link.close()
     version = server.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < (6, 2):
         raise StartRefused(f"USHER_REDIS_URL: Redis {version} is too old; Usher needs 6.2.14 or later (XAUTOCLAIM)")

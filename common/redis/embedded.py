@@ -299,9 +299,8 @@ class EmbeddedRedis:
 
     def _wait_ready(self, deadline_s: float) -> None:
         process = self._process
-        link = Link(self.url, "usher:start", timeout_s=0.5)
         trouble = "it did not answer"
-        try:
+        with Link(self.url, "usher:start", timeout_s=0.5) as link:
             while time.monotonic() < deadline_s:
                 if process is None or process.poll() is not None:
                     raise StartRefused(f"the embedded Redis ended at its start: {self._last_words()}")
@@ -311,8 +310,6 @@ class EmbeddedRedis:
                 except (NotNow, ReplyUnknown) as problem:
                     trouble = str(problem)
                 time.sleep(_PROBE_EVERY_S)
-        finally:
-            link.close()
         raise StartRefused(f"the embedded Redis in {self.folder} does not answer in time: {trouble}")
 
     def _last_words(self) -> str:

@@ -78,7 +78,9 @@ def resolve_redis_url(settings: CommonSettings) -> str:
     up = find_local_instance(settings.state_folder)
     if up is None:
         looked_in = settings.state_folder / "up.json"
-        raise StartRefused(f"USHER_REDIS_URL is empty and no `usher up` is running (looked in {looked_in})")
+        raise StartRefused(
+            f"USHER_REDIS_URL is empty, and no `usher run` or `usher up` runs here (looked in {looked_in})"
+        )
     return _near(up.redis_url, settings)
 
 
@@ -114,15 +116,13 @@ def check_at_start(url: str, leases_s: Mapping[str, float]) -> None:
 
 def check_leases(url: str, leases_s: Mapping[str, float]) -> None:
     """Raise StartRefused unless Redis is near enough to keep these leases, by setting; RedisTrouble when it is away."""
-    link, took_s = Link(url, "usher:check"), []
-    try:
+    took_s = []
+    with Link(url, "usher:check") as link:
         link.call("PING")
         for _ in range(_PINGS):
             sent_s = now_s()
             link.call("PING")
             took_s.append(now_s() - sent_s)
-    finally:
-        link.close()
     for setting, lease_s in leases_s.items():
         if (shortest_s := _ROUND_TRIPS * min(took_s)) > lease_s:
             raise StartRefused(

@@ -24,7 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
@@ -235,7 +235,7 @@ class Sent(NamedTuple):
     repeated: bool
 
 
-class Producer:
+class Producer(AbstractContextManager["Producer"]):
     """Adds messages to one ticket stream. ``redis``: a URL, or a redis-py client of one server, beside which it opens a
     connection of its own; or a Link that is its own.
 
@@ -268,6 +268,8 @@ class Producer:
         ticket_limit: int = 0,
         group: str = "concurrency_stream_group",
     ) -> None:
+        if not stream or not ticket_field:
+            raise ValueError("stream and ticket_field are names: an empty one leads to nobody")
         if dedup_s != 0 and not 0.001 <= dedup_s < LATEST_MS / 1000:
             raise ValueError(f"dedup_s must be 0, or at least 0.001 seconds, and no infinity (it is {dedup_s})")
         if not patience_s >= 0:  # nan: it would end never
@@ -358,6 +360,9 @@ class Producer:
             calls.stop()
         with self._lock():
             self._link.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @staticmethod
     def ms_from_now(seconds: float) -> int:
@@ -492,7 +497,7 @@ class Producer:
         return [bytes(reply).decode() for reply in replies]
 
 
-class AsyncProducer:
+class AsyncProducer(AbstractAsyncContextManager["AsyncProducer"]):
     """A producer for an event loop, which goes on while a thread waits for Redis. The arguments and methods are those
     of ``Producer``; the client may be one of ``redis.asyncio`` too.
 
@@ -543,6 +548,9 @@ class AsyncProducer:
         await self._in_thread(self._producer.close)
         if thread := self._threads.pop(os.getpid(), None):
             thread.shutdown(wait=False)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def _in_thread(self, call: Callable[..., T], *given: Any) -> asyncio.Future[T]:
         thread = self._threads.get(os.getpid()) or self._threads.setdefault(

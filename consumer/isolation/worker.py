@@ -26,7 +26,7 @@ from usher.common.base.errors import (
     StartRefused,
 )
 from usher.common.base.log import ERROR, WARNING, event
-from usher.common.protocol.attempts import CUT_OFF, RAN_PAST
+from usher.common.protocol.attempts import CUT_OFF, ENDED, RAN_PAST
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
 from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
@@ -155,7 +155,7 @@ class SuspectWorker(Service):
             result = child.run(Piece(message.ticket, message.stream_id, message.fence, known, message.flat))
         except _CancelAsked:
             self._end_child(gently=False)
-            text = ErrorText("an operator ended its run (`usher actions` says who, and why)")
+            text = ErrorText(f"{ENDED} (`usher actions` says who, and why)")
             executor.raised(lane, message, ProcessEnded(is_stuck=True, is_blamed=True), text)
             return
         finally:

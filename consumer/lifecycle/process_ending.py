@@ -84,14 +84,12 @@ _NOTED_MS = 3_600_000
 def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> None:
     """Report the starts that a former process left. A repeat charges no message twice, but the run log has it twice.
     Raises what ``Link.call`` raises."""
-    link = Link(url, f"consumer:{former.incarnation}:last")
     try:
-        noted = note_crash(ScriptRunner(link), keys, former, run_log_length)
+        with Link(url, f"consumer:{former.incarnation}:last") as link:
+            noted = note_crash(ScriptRunner(link), keys, former, run_log_length)
     except CommandRefused as refused:  # Redis will not accept it later either, and we have work to do
         event("attempts_not_recorded", level=ERROR, messages=len(former.left), why=str(refused))
         noted = []
-    finally:
-        link.close()
     for left, attempts in noted:
         # But not sure: it may have returned a moment before.
         is_likely = left.is_blamed or (len(former.left) == 1 and not former.is_from_outside)

@@ -172,7 +172,7 @@ class Flow:
                 self._running.start_all(self._stop.check, _say)
                 _say(f"watch it at {settings.urls[0]}/ while it lasts")
                 _say(f"sending {self._count:,} messages")
-                with contextlib.closing(Link(self._plan.redis_url, "usher:demo")) as link:
+                with Link(self._plan.redis_url, "usher:demo") as link:
                     return self._verdict(link, keys, Sender(link, keys.stream, settings.ticket_field), messages)
             finally:
                 _say("stopping")

@@ -13,6 +13,7 @@ import math
 import random
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from usher.common.base.clock import now_s
@@ -153,7 +154,7 @@ class _WholeBackoff(random.Random):
         return 1.0
 
 
-class Kit:
+class Kit(AbstractContextManager["Kit"]):
     """A master and a consumer with ``handler`` (a function, or ``module:function``), on the empty Redis at ``url``.
 
     ``settings`` are those of consumers and masters, as in the environment: ``Kit(url, handle, max_attempts=3)``.
@@ -275,6 +276,9 @@ class Kit:
         for link in self._links:
             link.close()
         self._handle.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 

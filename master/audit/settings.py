@@ -41,7 +41,7 @@ class AuditSettings(CommonSettings):
     )
     audit_spark_master: str = Field(LOCAL, description="Where Spark runs: local[N], or spark://host:7077.")
     max_attempts: int = Field(
-        5, ge=1, le=1000, description="As the consumers have it: more counted attempts are a finding."
+        8, ge=1, le=1000, description="As the consumers have it: more counted attempts are a finding."
     )
     run_log_length: int = Field(
         10_000, ge=0, le=10_000_000, description="As the consumers have it, to know whether the run log was capped."

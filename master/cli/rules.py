@@ -18,7 +18,7 @@ from usher.common.base.text import escape_control, json_safe, label, pluralize, 
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import is_id
 from usher.master.cli import shared as ui
-from usher.master.insight.formatting import moment
+from usher.master.insight.formatting import moment, visible
 from usher.master.operations.shelves import check_due
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Target, rule_id
@@ -45,7 +45,7 @@ def _target(ticket: str | None, pattern: str | None, tenant: str | None, everyth
     given = [(target, value) for target, value in named if value is not None]
     given += [(Target.EVERYTHING, "")] * everything
     if len(given) != 1:
-        raise click.UsageError("give a ticket id, or --pattern GLOB, or --tenant NAME, or --all")
+        raise click.UsageError("give one of these: a ticket id, --pattern GLOB, --tenant NAME, --all")
     target, value = given[0]
     if (
         target is not Target.EVERYTHING
@@ -67,12 +67,11 @@ def rules(context: click.Context) -> None:
 def list_rules(flags: dict[str, Any], as_json: bool) -> None:
     with ui.configured(flags, "operator") as at:
         book = at.rules.read()
-    now_ms = wall_ms()
     rows = []
     for rule in book.rules:
-        since = span(now_ms - rule.set_ms) if rule.set_ms else ""
-        of, does = (rule.target.value, rule.value), (rule.action.value, rule.bounds)
-        rows.append((rule.id, *of, *does, rule.who, since, rule.reason))
+        since = span(wall_ms() - rule.set_ms) if rule.set_ms else ""
+        does = (rule.target.value, rule.value, rule.action.value, rule.bounds)
+        rows.append((rule.id, *does, rule.who, since, rule.reason))
     listed = ui.table("Rules", ("id", "target", "value", "action", "rate", "who", "since", "reason"), rows, ids=("id",))
     holds = "  the strongest one holds: pause, then the slowest; `usher rules lift ID` ends one"
     document = {"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)}
@@ -99,17 +98,9 @@ def _rule_command(action: Literal["pause", "slow", "limit"], told: str, *limits:
     """Return the command that sets a rule with this action."""
 
     @ui.stacked(_targets, *limits, _WHY, ui.looks)
-    def act(
-        flags: dict[str, Any],
-        why: str,
-        as_json: bool,
-        ticket: str | None,
-        pattern: str | None,
-        tenant: str | None,
-        everything: bool,
-        **given: Any,
-    ) -> None:
-        target, value = _target(ticket, pattern, tenant, everything)  # may be no UTF-8, which no model takes
+    def act(flags: dict[str, Any], why: str, as_json: bool, **given: Any) -> None:
+        chosen = [given.pop(name) for name in ("ticket", "pattern", "tenant", "everything")]
+        target, value = _target(*chosen)  # may be no UTF-8, which no model takes
         args = NewRule.model_construct(target=target.value, value=value, action=action, reason=why, **given)
         try:
             args.check()
@@ -150,11 +141,13 @@ def _performed(flags: dict[str, Any], name: str, args: Any, as_json: bool) -> in
     with ui.configured(flags, "operator") as at:
         view = at.acting(ui.caller(args.reason))
         code = ui.perform(view, name, args, as_json)
-        if args.target == Target.TICKET.value and not as_json:
-            for rule in view.rules.read().all_of(args.value.encode("utf-8", "surrogateescape")):
-                if rule.id != rule_id(Target.TICKET, args.value):
-                    told = f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`"
-                    click.echo(escape_control(told))
+        fitting = view.rules.read().all_of(args.value.encode("utf-8", "surrogateescape"))
+        for rule in fitting if args.target == Target.TICKET.value and not as_json else ():
+            if rule.id != rule_id(Target.TICKET, args.value):
+                told = f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`"
+                click.echo(escape_control(told))
+        if args.target == Target.TENANT.value and not at.settings.tenant_field:
+            click.echo("USHER_TENANT_FIELD is empty here: where masters have none, no message is of a tenant", err=True)
     return code
 
 
@@ -240,9 +233,8 @@ def _print_consumer(row: dict[str, Any]) -> None:
     ui.console().print(ui.table("Consumer", ("", ""), [fact for fact in facts if fact[1]]))
     if not process:
         return
-    now_ms = wall_ms()
     running = [
-        (one["ticket_id"], one["id"], one["attempt"], span(now_ms - one["started_ms"]), "\n".join(one["stack"]))
+        (one["ticket_id"], one["id"], one["attempt"], span(wall_ms() - one["started_ms"]), " > ".join(one["stack"]))
         for one in process["running"]
     ]
     columns = ("ticket", "message", "attempt", "runs for", "stands at")
@@ -272,7 +264,7 @@ def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any)
     found: list[DeadLetter] = []
     with ui.configured(flags, "dead") as at:
         letters, more = at.letters, False
-        for page in letters.all(ui.asked_of(LETTERS.ask, given).meant(), letters.last_id()):
+        for page in letters.all(ui.asked_of(LETTERS, given).meant(), letters.last_id()):
             found += page
             more = len(found) > limit
             if more:
@@ -293,7 +285,7 @@ def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Seq
             letter.ticket.decode(errors="replace"),
             *chosen,
             letter.message_id.decode(errors="replace"),
-            (f"{letter.reason}: {letter.error[:80]}" if letter.error else letter.reason)
+            (f"{letter.reason}: {visible(letter.error, 80)}" if letter.error else letter.reason)
             + (f" in {letter.at}" if letter.at else ""),
             letter.attempts,
             label(letter.policy),
@@ -344,7 +336,9 @@ def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
     fields, trace = document.pop("message_fields"), document.pop("traceback")
     screen = ui.console()
     screen.print(ui.table("Dead letter", ("", ""), _for_people(found[0])))
-    screen.print(ui.table("Fields of the message", ("name", "value"), [(name, value[:1000]) for name, value in fields]))
+    screen.print(
+        ui.table("Fields of the message", ("name", "value"), [(name, visible(value)) for name, value in fields])
+    )
     if trace:
         click.echo("".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in trace))
 

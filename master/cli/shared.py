@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import getpass
+import itertools
 import math
 import os
 import shlex
@@ -33,7 +34,8 @@ from usher.common.protocol.stream_id import is_id
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
-from usher.master.insight.formatting import TICKET_COLUMNS
+from usher.common.runtime.signals import UntilSignal
+from usher.master.insight.formatting import TICKET_COLUMNS, visible
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.policy.letters import Preview
@@ -98,9 +100,9 @@ def configured(flags: dict[str, Any], role: str, timeout_s: float = 5.0) -> Iter
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
     check_reachable(url)
-    link = Link(url, f"usher:{role}", timeout_s)
     try:
-        yield View(settings, link, Keys(settings.work_stream, settings.group), ask=partial(_ask, settings))
+        with Link(url, f"usher:{role}", timeout_s) as link:
+            yield View(settings, link, Keys(settings.work_stream, settings.group), ask=partial(_ask, settings))
     except GroupMissing as missing:
         raise StartRefused(
             f"USHER_GROUP: stream {settings.work_stream} has no group {settings.group}. The master that leads makes it"
@@ -110,8 +112,6 @@ def configured(flags: dict[str, Any], role: str, timeout_s: float = 5.0) -> Iter
     except (RedisTrouble, CommandRefused) as trouble:
         setting = "USHER_TICKET_STREAM" if "WRONGTYPE" in str(trouble) else "USHER_REDIS_URL"
         raise StartRefused(f"{setting}: {trouble}") from trouble
-    finally:
-        link.close()
 
 
 def shown_heads(names: Sequence[str]) -> list[str]:
@@ -222,7 +222,7 @@ def unblock_hint(row: dict[str, Any]) -> str | None:
         return None
     letter = row.get("dead_letter")
     ids = row.get("message_ids") or ["?"]
-    why = f" ({letter['reason']}: {letter['error'][:200]})" if letter else ""
+    why = f" ({letter['reason']}: {visible(letter['error'], 200)})" if letter else ""
     ticket = shlex.quote(row["ticket_id"])
     ways = f"`usher dead redrive --all --ticket {ticket}` runs it again, `usher dead drop --all --ticket {ticket}`"
     return escape_control(f"  {row['ticket_id']} waits for message {ids[0]}{why}: {ways} skips it")
@@ -300,7 +300,7 @@ def _option(name: str, info: Any) -> Callable[[Any], Any]:
     kind: Any = click.STRING
     metavar = {"ticket": "ID", "id": "ID", "consumer": "NAME", "state": "STATES"}.get(name, "TEXT")
     if get_origin(info.annotation) is Literal:
-        kind, metavar = click.Choice(get_args(info.annotation)), ""
+        kind, metavar = click.Choice(known := get_args(info.annotation)), "|".join(filter(None, known))
     elif name.endswith("_s"):
         kind, metavar = Duration(), "AGE"
     told = {"default": info.default, "metavar": metavar or None, "help": info.description}
@@ -311,9 +311,16 @@ def _flag(name: str) -> str:
     return "--kind" if name == "group" else f"--{name.removesuffix('_s').replace('_', '-')}"  # --group is a setting
 
 
-def asked_of(ask: type[Ask], given: dict[str, Any]) -> Any:
-    """Return the filter that options ask for. A ticket id may be any bytes, so no model reads it."""
-    return ask.model_construct(**{name: given.pop(name) for name in ask.model_fields if name in given})
+def asked_of(shelf: Shelf, given: dict[str, Any]) -> Any:
+    """Return the filter that options ask for. A ticket id may be any bytes, so no model reads it. Raises UsageError."""
+    named = {name: given.pop(name) for name in shelf.ask.model_fields if name in given}
+    if not is_id(named.get("id") or "0-0"):
+        raise click.UsageError(f"--id: {named['id']!r} is no id, such as 1526919030474-55")
+    try:
+        shelf.meant(asked := shelf.ask.model_construct(**named), True)
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from None
+    return asked
 
 
 def place_command(verb: Verb) -> click.Command:
@@ -357,7 +364,7 @@ def shelf_command(
     @why_option(has_filter="reason" in shelf.ask.model_fields)
     @looks
     def act(flags: dict[str, Any], ids: tuple[str, ...], everything: bool, why: str, **given: Any) -> None:
-        asked = asked_of(shelf.ask, given)
+        asked = asked_of(shelf, given)
         _check_choice(shelf, verb, ids, everything, asked)
         if given["as_json"] and not (given["yes"] or given["preview"] or (one and ids)):
             raise click.UsageError("--json does not ask: pass --yes too")
@@ -378,10 +385,6 @@ def shelf_command(
 
 def _check_choice(shelf: Shelf, verb: Verb, ids: Sequence[str], everything: bool, asked: Ask) -> None:
     group = verb.name.partition(" ")[0]
-    try:
-        shelf.meant(asked, True)
-    except ValueError as wrong:
-        raise click.UsageError(str(wrong)) from None
     if ids and (everything or asked.given):
         raise click.UsageError("filters go with --all, not with ids; give your reason as --why")
     if not (ids or everything or (asked.given and shelf is TICKETS)):
@@ -451,18 +454,18 @@ def _show_preview(view: View, verb: Verb, shelf: Shelf, preview: Preview, nothin
 
 def _carry_out(job: BulkJob, pages: Iterator[Sequence[Any]]) -> int:
     """Do it to all of these, and return the exit code."""
-    try:
-        with progress() as show:
-            for _ in job.carry_out(pages, functools.partial(_carried_out, job.verb)):
-                show(job.verb.word, job.outcomes.total(), job.count)
-    except KeyboardInterrupt:
-        return 130
-    return int(any(word not in job.shelf.good for word in job.outcomes))
+    with progress() as show, UntilSignal() as until:
+        pages = itertools.takewhile(lambda page: not until.came, pages)
+        for _ in job.carry_out(pages, functools.partial(_carried_out, job.verb, until)):
+            show(job.verb.word, job.outcomes.total(), job.count)
+    return 130 if until.came else int(any(word not in job.shelf.good for word in job.outcomes))
 
 
-def _carried_out(verb: Verb, view: View, items: Sequence[Any], args: Args) -> list[Any]:
-    """Return the results of one batch. When the answer is lost, the same is asked again: what is gone then was done
-    before."""
+def _carried_out(verb: Verb, until: UntilSignal, view: View, items: Sequence[Any], args: Args) -> list[Any]:
+    """Return the results of one batch; after a signal, of none: what was done is counted. When the answer is lost, the
+    same is asked again: what is gone then was done before."""
+    if until.came:
+        return []
     for number in range(_TRIES):
         try:
             results = list(verb.run(view, items, args))

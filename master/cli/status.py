@@ -248,6 +248,8 @@ def log(
             shown += 1
             if limit is not None and shown >= limit:
                 return
+        if not (shown or as_json):
+            click.echo(escape_control(f"none in stream {at.keys.stream}"), err=True)
 
 
 def place(text: str, now_ms: int) -> str:
@@ -487,7 +489,7 @@ def tickets() -> None:
 )
 @ui.looks
 def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **given: Any) -> None:
-    asked = ui.asked_of(TicketAsk, given)
+    asked = ui.asked_of(TICKETS, given)
     with ui.configured(flags, "status") as at:
         found = at.status.find(asked.meant(), sort, limit)
         rows, more = found["rows"], found["number"] > len(found["rows"]) or not found["is_all"]
@@ -686,9 +688,8 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
             click.echo(escape_control(f"  {way}"))
     if not groups:
         given_up = f"; given up: {pluralize(letters, 'dead letter')} (`usher dead list`)" if letters else ""
-        calm = (
-            "nothing is stuck" if overview.last["consumers"]["live"] else "no consumer is live: nothing more is handled"
-        )
+        calm = "no consumer is live: nothing more is handled (`usher consumers list`)"
+        calm = "nothing is stuck" if overview.last["consumers"]["live"] else calm
         click.echo(f"{calm}{given_up}")
     elif is_cut:
         click.echo(f"tickets that have not failed are counted among the {MOST} oldest of each state only")

@@ -40,7 +40,7 @@ from usher.common.protocol.message import (
 from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
-from usher.common.protocol.run_log import DONE, GAVE_UP, RunRecord, decode_kept
+from usher.common.protocol.run_log import CRASHED, DONE, FAILED, GAVE_UP, RunRecord, decode_kept
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank
@@ -605,19 +605,23 @@ class TicketHistory:
     def finished(
         self, ticket: str, handler: str, before: str = "", most: int = 100
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """Return at least the ``most`` newest executions after which nothing was left of a message, newest first; only
-        those of a ticket and of a handler, if given. And behind which record of the run log others may be; None: none
-        are."""
+        """Return at least the ``most`` newest executions after which a message was done or a dead letter, newest first;
+        only those of a ticket and of a handler, if given. And behind which record of the run log others may be; None:
+        none are."""
         text = orjson.dumps(ticket) if ticket else b'"handler":' + orjson.dumps(handler) if handler else b""
         start, at_once, ends_s = f"({before}" if before else "+", 1, time.monotonic() + _PIECE_S
         rows = list[dict[str, Any]]()
         while True:
             args = ("XREVRANGE", start, "-", at_once, "batch", text, "part")
             _, last, records, is_all = self._scripts.run("find_entries", (self._keys.runs,), args)
-            for record in records:
-                by = orjson.loads(record).get("handler", "")
-                over = [run for run in decode_runs(record) if run.outcome in (DONE, GAVE_UP) and handler in ("", by)]
-                rows += [_ran(run) | {"handler": by} for run in over if ticket in ("", run.ticket)]
+            named = [
+                (run, orjson.loads(record).get("handler", "")) for record in records for run in decode_runs(record)
+            ]
+            ran = [(run, by) for run, by in named if ticket in ("", run.ticket) and handler in ("", by)]
+            letters = self._letters.of_messages({run.id for run, _ in ran if run.outcome in (FAILED, CRASHED)})
+            buried = {(one, letter.attempts) for one, letter in letters.items()}
+            ran = [(run._replace(outcome=GAVE_UP) if (run.id, run.attempt) in buried else run, by) for run, by in ran]
+            rows += [_ran(run) | {"handler": by} for run, by in ran if run.outcome in (DONE, GAVE_UP)]
             start, at_once = f"({last.decode()}", min(_RUNS_AT_ONCE, 2 * at_once)
             if is_all or len(rows) >= most or time.monotonic() > ends_s:
                 return sorted(rows, key=lambda row: -row["ms"]), None if is_all else last.decode()

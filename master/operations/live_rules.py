@@ -57,7 +57,10 @@ class RuleSetChange(NamedTuple):
         if rule is None:
             return self.note
         what = "drain" if rule.target is Target.CONSUMER else rule.action.value
-        return f"{f'{what} {rule.target.value} {escape_control(rule.value)}'.rstrip()}: {self.note}"
+        former = self.former if self.rule is not None else None
+        ends = former is not None and (former.action, former.bounds) != (rule.action, rule.bounds)
+        was = f"; it is no longer {escape_control(former.told())}" if former and ends else ""
+        return f"{f'{what} {rule.target.value} {escape_control(rule.value)}'.rstrip()}: {self.note}{was}"
 
     def shown(self) -> dict[str, Any]:
         rules = {name: rule and rule.shown() for name, rule in (("rule", self.rule), ("former", self.former))}

@@ -98,6 +98,13 @@ class DeadLetters:
         """Return the newest letter of a message, or the letter that has this id itself."""
         return next(iter(self.newest(LetterFilter(id=message_id), None, 1, 0.0).letters), None)
 
+    def of_messages(self, ids: Iterable[str]) -> dict[str, DeadLetter]:
+        """Return the newest letter of each of these messages that has one."""
+        asked = [("-", "+", 1, "newest", LetterFilter(id=one.encode()).begin) for one in ids]
+        pages = self._scripts.run_each("read_letters", (self._keys.dead, self._keys.letters), asked)
+        found = (parse_letter(*row) for _, rows, _ in pages for row in rows)
+        return {letter.message_id.decode(): letter for letter in found}
+
     def counts(self, *since_ms: int) -> LetterCounts:
         """Count all letters by kind, without reading any. ``since_ms``: where times begin of which they are counted
         apart, each later than the one before."""

@@ -123,7 +123,7 @@ STATES = (
         *(_S.QUEUED, WARN, "was read, and waits for its turn, while others are handled", "its turn", ("slow",), True),
         audits=_FREE,
     ),
-    State(_S.PUT_OFF, CALM, "asked to be called later, and has not failed", "its time", _RETRY, True),
+    State(_S.PUT_OFF, CALM, "is to be called later, and has not failed", "its time", _RETRY, True),
     State(
         *(_S.HANDED_OVER, CALM, "is with a consumer (lists do not ask it whether a handler runs)", "its consumer"),
         audits=_HELD,
@@ -145,21 +145,29 @@ _LEASES = {
 }
 
 
+#: Why a ticket waits that was not tried itself.
+OUTAGE = "all of its tenant, or of its kind, fail alike"
+
+
 def _leased(seen: Seen) -> str:
     return _LEASES.get(seen.lease, seen.lease)
 
 
 def _tried(seen: Seen) -> str:
-    failed = seen.attempts.failures + seen.attempts.crashes
     if seen.lease not in ("live", "paused"):
         return _leased(seen)
+    if seen.attempts.is_given_up:
+        return "given up by an operator; it ends unless the run under way succeeds"
     if seen.attempts.put_off:
         return "asked to be called again later"
+    failed = seen.attempts.failed
     return f"failed {failed}x; retrying" if failed else "its consumer was lost with it; retrying"
 
 
 def _put_off(seen: Seen) -> str:
-    until, failed = time_of_day(seen.due_ms), seen.attempts.failures
+    until, failed = time_of_day(seen.due_ms), seen.attempts.failed
+    if not seen.attempts.starts:
+        return f"not tried before {until}: {OUTAGE}"
     return f"failed {failed}x; next attempt at {until}" if failed else f"asked to be called again at {until}"
 
 

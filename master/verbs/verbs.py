@@ -1044,9 +1044,11 @@ class NewRule(OfTarget):
         """Raise ValueError for what does not fit together."""
         of_tenant = self.concurrency is not None or self.weight is not None
         if of_tenant and (self.target, self.action) != ("tenant", "slow"):
-            raise ValueError("concurrency and weight are for a tenant that is slowed")
+            raise ValueError("concurrency and weight are for a tenant (--tenant) that is slowed")
         if (self.action == "slow") != (of_tenant or self.rate_per_second is not None):
-            raise ValueError("slow needs a rate (rate_per_second), and only slow does")
+            raise ValueError(
+                "slow needs rate_per_second (--rate) or, of a tenant, concurrency or weight; only slow takes them"
+            )
         if (self.action == "limit") != (self.ticket_limit is not None):
             raise ValueError("give ticket_limit with limit, and only then")
         if (self.target == "everything") != (self.value == ""):

@@ -308,7 +308,7 @@ class ReportBody(TypedDict):
 class _TicketsQuery(BaseModel):
     """The query of a list of tickets. With ``id`` the list has only that ticket, if it is in processing."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: TicketId | None = None
     cursor: _Cursor = ""
@@ -319,7 +319,7 @@ class TicketQuery(BaseModel):
     """A ticket by query: in a path, an id that ends like a route (``x/explain``), or is nothing but dots, may be taken
     for something else on the way."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: TicketId
 

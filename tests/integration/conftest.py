@@ -89,11 +89,8 @@ def server_urls(redis_server: EmbeddedRedis) -> Iterator[Callable[[str], str]]:
 def any_redis_url(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> str:
     """URL of an empty Redis; the test runs once per server."""
     url = server_urls(request.param)
-    link = Link(url, "test:flush")
-    try:
+    with Link(url, "test:flush") as link:
         link.call("FLUSHALL")
-    finally:
-        link.close()
     return url
 
 
@@ -101,14 +98,11 @@ def any_redis_url(request: pytest.FixtureRequest, server_urls: Callable[[str], s
 def world(any_redis_url: str) -> Iterator[World]:
     """A ticket stream in an empty Redis. After the test the index must name all that is pending, unless the test said
     why not."""
-    link = Link(any_redis_url, "test:world")
-    try:
+    with Link(any_redis_url, "test:world") as link:
         made = World(link)
         yield made
         broken = made.broken()
         assert not broken or made.apart_because, "\n".join(broken)
-    finally:
-        link.close()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from usher.common.protocol.run_log import CRASHED, encode
 from usher.consumer.policy.acks import Finished
 from usher.master.audit import cli as audit
 from usher.master.cli.status import ServerSentEvent, _event_line
+from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.rules import Target, rule_id
 
 _TICKET = b"a-customer-with-a-long-name-4711"
@@ -61,6 +63,33 @@ def test_of_a_letter_its_id_its_ticket_and_its_error_win_where_there_is_no_room_
     assert "gave_up: ValueError: x" in shown(world, "dead", "list", columns=None).output, (
         "or searches it, for words in one piece"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("tickets list --state foo", "'foo' is no state that a list can tell"),
+        ("dead list --id x", "--id: 'x' is no id"),
+    ],
+)
+def test_a_filter_that_cannot_be_is_refused_in_a_line(world: World, words: str, told: str) -> None:
+    """The one was a traceback, the other an error of Redis that blamed USHER_REDIS_URL."""
+    refused = shown(world, *words.split())
+    assert (refused.exit_code, told in refused.stderr) == (2, True)
+
+
+def test_ctrl_c_lets_a_batch_end_and_counts_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 500 that it had dropped it told 400."""
+
+    def drop(letters: DeadLetters, ids: list[bytes], plain: Any = DeadLetters.drop) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return plain(letters, ids)
+
+    letters(world, *(b"T%d" % number for number in range(102)))
+    monkeypatch.setattr(DeadLetters, "drop", drop)
+    dropped = shown(world, "dead", "drop", "--all", "--yes")
+    assert (dropped.exit_code, len(world.letter_ids())) == (130, 2)
+    assert "100 dropped" in dropped.output and "dropped 100" in shown(world, "actions").output
 
 
 def test_letters_are_counted_by_kind_and_those_of_a_kind_are_listed(world: World) -> None:
@@ -166,7 +195,7 @@ def test_what_fails_is_listed_by_its_error_and_in_groups(world: World) -> None:
 
 def test_where_nothing_is_stuck_what_was_given_up_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("usher.master.cli.status._BETWEEN_S", 0.0)
-    assert shown(world, "stuck").output == "no consumer is live: nothing more is handled\n"
+    assert shown(world, "stuck").output == "no consumer is live: nothing more is handled (`usher consumers list`)\n"
     world.join("z")
     assert shown(world, "stuck").output == "nothing is stuck\n"
     letters(world, _TICKET, b"other")

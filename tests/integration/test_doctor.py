@@ -182,12 +182,8 @@ def test_entries_that_a_living_consumer_does_not_touch_are_seen(link: Link) -> N
 def test_missing_rights_are_named(world: World, rules: tuple[str, ...], missing: tuple[str, ...]) -> None:
     """As far as Redis tries them; of keys, one command of each is tried."""
     world.elect()
-    user = limited(world.link, *rules)
-    try:
-        with world.unchanged():
-            facts, found = look(user)
-    finally:
-        user.close()
+    with limited(world.link, *rules) as user, world.unchanged():
+        facts, found = look(user)
     world.link.call("ACL", "DELUSER", "limited")
     if not world.claiming_drops_the_bodiless:  # Redis 6.2
         assert (facts.rights.missing, found["rights"].severity) == (None, UNKNOWN)

@@ -31,11 +31,8 @@ _PATIENCE_S = 15.0
 
 
 def _call(url: str, *command: str | int) -> object:
-    link = Link(url, "test")
-    try:
+    with Link(url, "test") as link:
         return link.call(*command)
-    finally:
-        link.close()
 
 
 def _children() -> set[int]:
@@ -344,7 +341,7 @@ def test_without_either_the_line_names_the_setting_and_where_it_looked(tmp_path:
         resolve_redis_url(_settings(tmp_path))
     assert (
         str(refused.value)
-        == f"USHER_REDIS_URL is empty and no `usher up` is running (looked in {tmp_path / 'up.json'})"
+        == f"USHER_REDIS_URL is empty, and no `usher run` or `usher up` runs here (looked in {tmp_path / 'up.json'})"
     )
 
 

@@ -206,16 +206,15 @@ def test_what_is_pending_from_before_a_stream_was_gathered_must_be_done_first(wo
 def test_who_may_not_write_the_work_stream_loses_nothing(world: Gathered, link: Link) -> None:
     sent = world.send("a", "5-0", "5-1")
     link.call("ACL", "SETUSER", "limited", "on", ">x", "~*", "+@all", "-xadd")
-    limited = Link(link.url, "test:limited")
     try:
-        limited.call("AUTH", "limited", "x")
-        with pytest.raises(CommandRefused):
-            [told] = world.gather("a", link=limited)
-            raise CommandRefused(told.words)
-        assert world.entries() == []
-        assert world.position("a") in (b"4-18446744073709551615", b"0-0")
+        with Link(link.url, "test:limited") as limited:
+            limited.call("AUTH", "limited", "x")
+            with pytest.raises(CommandRefused):
+                [told] = world.gather("a", link=limited)
+                raise CommandRefused(told.words)
+            assert world.entries() == []
+            assert world.position("a") in (b"4-18446744073709551615", b"0-0")
     finally:
-        limited.close()
         link.call("ACL", "DELUSER", "limited")
     world.gather("a")
     assert world.moved("a") == sent

@@ -441,7 +441,7 @@ def test_in_a_cluster_streams_with_one_hash_tag_are_gathered(tmp_path_short: Pat
     with Cluster(tmp_path_short) as cluster:
         settings = MasterSettings(redis_url=cluster.url, ticket_stream="orders{t},t{t}:*", group="g")
         url = resolve_redis_url(settings)
-        with contextlib.closing(Link(url, "test")) as link:
+        with Link(url, "test") as link:
             world = Gathered(link, stream=settings.work_stream)
             link.call("DEL", world.keys.shares)
             sent = {name: world.send(name) for name in ("orders{t}", "t{t}:1", "t{t}:2")}

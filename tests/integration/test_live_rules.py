@@ -18,7 +18,7 @@ from tests.integration.factories import FIELD, World, hand_over, plan
 from tests.integration.memory import full_memory
 from usher.common.protocol.marks import MarkFields
 from usher.common.redis.client import CommandRefused
-from usher.master.cli.rules import consumers
+from usher.master.cli.rules import consumers, slow
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.leader.elector import Lead
 from usher.master.leader.limits import LeaderLimits
@@ -110,6 +110,19 @@ class TestChange:
         told = pause(rules, b"a", Target.CONSUMER)
         assert told.told == "drain consumer a: set; 4 already handed over will finish"
         assert pause(rules, b"T\x1b").told == "pause ticket T\\x1b: set; nothing of it is in processing"
+
+    @pytest.mark.parametrize(("field", "is_told"), [("", True), ("customer", False)])
+    def test_a_rule_of_a_tenant_where_there_are_none_says_so(self, world: World, field: str, is_told: bool) -> None:
+        environ = environ_of(world) | {"USHER_TENANT_FIELD": field}
+        told = CliRunner().invoke(slow, ["--tenant", "acme", "--rate", "5"], env=environ)
+        assert (told.exit_code, "USHER_TENANT_FIELD is empty" in told.stderr) == (0, is_told)
+
+    def test_it_tells_what_it_ends(self, rules: LiveRules) -> None:
+        """`usher slow` let a ticket go on that was paused, and said "replaced"."""
+        pause(rules)
+        slowed = rules.set(Rule(Target.TICKET, "T", RuleAction.SLOW, 5.0), _ALICE)
+        assert "it is no longer paused by alice: why (rule " in slowed.told
+        assert "it is no longer slowed to 5/s" in pause(rules).told and "no longer" not in pause(rules).told
 
     @pytest.mark.parametrize("spoilt", ["rules", "counters", "changed", "actions"])
     def test_a_key_of_the_wrong_type_stops_it_before_anything_has_changed(

@@ -99,11 +99,10 @@ def test_following_waits_for_what_comes(redis_url: str, link: Link, capsys: pyte
     _add(link, "1-1", "T")
 
     def later() -> None:
-        mine = Link(redis_url, "test:later")
-        for n in (2, 3):
-            time.sleep(0.2)
-            mine.call("XADD", STREAM, f"{n}-1", "ticket_id", "T")
-        mine.close()
+        with Link(redis_url, "test:later") as mine:
+            for n in (2, 3):
+                time.sleep(0.2)
+                mine.call("XADD", STREAM, f"{n}-1", "ticket_id", "T")
 
     thread = threading.Thread(target=later)
     thread.start()
@@ -123,9 +122,8 @@ def test_following_from_now_on_begins_behind_the_last_one(
 
 
 def _later(redis_url: str) -> None:
-    link = Link(redis_url, "test:later")
-    link.call("XADD", STREAM, "*", "ticket_id", "new")
-    link.close()
+    with Link(redis_url, "test:later") as link:
+        link.call("XADD", STREAM, "*", "ticket_id", "new")
 
 
 @pytest.mark.parametrize("words", [("--since", "yesterday"), ("--until", "12:61"), ("--follow", "--until", "1h")])
@@ -137,6 +135,8 @@ def test_a_time_that_is_none_is_refused(
 
 
 def test_a_key_that_is_no_stream_is_refused(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["log", STREAM, "--redis-url", redis_url]) == 0
+    assert capsys.readouterr().err.endswith(f"none in stream {STREAM}\n")
     link.call("SET", STREAM, "x")
     assert run(["log", STREAM, "--redis-url", redis_url]) == 2
     assert "USHER_TICKET_STREAM" in capsys.readouterr().err

@@ -289,6 +289,7 @@ def test_reads(master: Running) -> None:
     assert ask(master, "GET", "/api/audit").json() == {"audit": None}
     assert ask(master, "GET", "/api/tickets").json()["asked"] == ["0", 100]
     assert ask(master, "GET", "/api/tickets?cursor=17&limit=5").json()["asked"] == ["17", 5]
+    assert ask(master, "GET", "/api/tickets?state=halted").status_code == 422, "else all are told as halted"
     assert ask(master, "GET", "/api/tickets?limit=999999999").json()["asked"] == ["0", 200]
 
 

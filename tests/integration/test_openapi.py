@@ -42,6 +42,8 @@ def test_the_document_is_valid_and_has_every_route_with_its_role() -> None:
     assert roles["get /api/health/live"] == "anybody"
     ours = [rule for rule in app.url_map.iter_rules() if rule.rule.startswith("/api/")]
     assert len(ours) + 1 == len(roles)
+    [limit] = [one for one in served["paths"]["/api/actions"]["get"]["parameters"] if one["name"] == "limit"]
+    assert limit["schema"] == {"type": "integer", "minimum": 1, "maximum": 10**9 - 1}
 
 
 def test_a_route_that_tells_nothing_is_found() -> None:

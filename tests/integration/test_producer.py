@@ -152,11 +152,8 @@ class TestLostReplies:
             with Proxy(redis_url) as proxy:
                 lossy = Lossy(count, link)
                 proxy.on_reply = lossy
-                far = Link(proxy.url, "test:lossy", timeout_s=20.0)
-                try:
+                with Link(proxy.url, "test:lossy", timeout_s=20.0) as far:
                     return work(far), lossy
-                finally:
-                    far.close()
 
         return made
 

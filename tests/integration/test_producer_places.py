@@ -24,9 +24,8 @@ def entries(link: Link) -> list[tuple[str, list[bytes]]]:
 
 
 def test_a_url_will_do(link: Link, redis_url: str) -> None:
-    producer = Producer(redis_url)
-    first = producer.send("42", {"n": 1})
-    producer.close()
+    with Producer(redis_url) as producer:
+        first = producer.send("42", {"n": 1})
     second = producer.send("42", {"n": 2})
     assert [entry_id for entry_id, _ in entries(link)] == [first, second]
     with pytest.raises(ValueError, match="decode_responses"):
@@ -36,11 +35,10 @@ def test_a_url_will_do(link: Link, redis_url: str) -> None:
 @pytest.mark.parametrize("package", [redis, redis.asyncio])
 def test_beside_a_client_whatever_it_makes_of_replies(link: Link, redis_url: str, package: Any) -> None:
     client = package.Redis.from_url(redis_url, decode_responses=True)
-    producer = Producer(client, dedup_s=60)
-    sent = producer.send_many([Outgoing("42", {"n": n}, uid=f"order-{n}") for n in (1, 2, 1)])
-    assert [one.repeated for one in sent] == [False, False, True]
-    assert entries(link)[0] == (sent[0].id, [b"ticket_id", b"42", b"n", b"1", b"uid", b"order-1"])
-    producer.close()
+    with Producer(client, dedup_s=60) as producer:
+        sent = producer.send_many([Outgoing("42", {"n": n}, uid=f"order-{n}") for n in (1, 2, 1)])
+        assert [one.repeated for one in sent] == [False, False, True]
+        assert entries(link)[0] == (sent[0].id, [b"ticket_id", b"42", b"n", b"1", b"uid", b"order-1"])
 
 
 @pytest.mark.parametrize("package", [redis, redis.asyncio])

@@ -3,6 +3,7 @@ fields may be."""
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import decimal
 import enum
@@ -17,7 +18,7 @@ import pytest
 
 from tests.integration.factories import World
 from tests.proxy import Proxy
-from usher import Link, Producer
+from usher import AsyncProducer, Link, Producer
 
 STREAM = "ticket_stream"
 
@@ -46,6 +47,26 @@ def in_child(work: Callable[[], bool]) -> int:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+async def sends_within(url: str) -> None:
+    async with AsyncProducer(url) as producer:
+        await producer.send("T", {})
+
+
+def test_with_closes_the_connection(link: Link, redis_url: str) -> None:
+    with Link(redis_url, "test:within") as own, Producer(redis_url) as producer:
+        assert own.call("XLEN", STREAM) == 0 < len(producer.send("T", {}))
+        assert b"name=test:within" in (open_ones := link.call("CLIENT", "LIST")) and b"usher:producer" in open_ones
+    asyncio.run(sends_within(redis_url))
+    assert link.call("XLEN", STREAM) == 2
+    assert not any(name in link.call("CLIENT", "LIST") for name in (b"test:within", b"usher:producer"))
+
+
+@pytest.mark.parametrize("names", [{"stream": ""}, {"ticket_field": ""}])
+def test_a_producer_without_a_name_of_its_stream_or_field_is_refused(names: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        Producer("redis://...", **names)
 
 
 def test_threads_that_share_one_get_each_their_own_answers(link: Link, redis_url: str) -> None:

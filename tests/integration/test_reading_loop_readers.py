@@ -27,9 +27,8 @@ from usher.common.readers.loop import LoopOptions, MessageReadingLoop
 from usher.common.redis.client import Link
 
 def handle(message):
-    own = Link(sys.argv[1], "test:effect")
-    own.call("HINCRBY", "effects", message.id, 1)
-    own.close()
+    with Link(sys.argv[1], "test:effect") as own:
+        own.call("HINCRBY", "effects", message.id, 1)
     time.sleep(0.1)
 
 loop = MessageReadingLoop(sys.argv[1], "payments", "billing", handle, LoopOptions(threads=2, batch=4, queue=8, block_s=0.2, claim_every_s=0.2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -63,7 +62,7 @@ def test_a_former_leader_asks_for_nothing(world: World) -> None:
     late, a = _asked(world)
     asked = _held(world, b"T")
     world.link.call("DEL", world.keys.leader)
-    with contextlib.closing(Link(world.link.url, "test:two")) as link:
+    with Link(world.link.url, "test:two") as link:
         LeaderScripts(ScriptRunner(link), world.keys, world.elect("http://two").epoch, FIELD).begin()
         with world.unchanged(), pytest.raises(Fenced):
             late.recall(a.incarnation, asked)

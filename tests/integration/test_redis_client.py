@@ -119,10 +119,9 @@ def test_a_wrong_password_is_refused_each_time_and_not_told(redis_url: str) -> N
 
 
 def test_a_blocking_command_may_take_longer_than_a_reply(redis_url: str) -> None:
-    link = Link(redis_url, "test", timeout_s=0.3)
-    assert link.call("XREAD", "BLOCK", 600, "STREAMS", "nothing", "$", block_s=0.6) is None
-    assert link.call("PING") == b"PONG"
-    link.close()
+    with Link(redis_url, "test", timeout_s=0.3) as link:
+        assert link.call("XREAD", "BLOCK", 600, "STREAMS", "nothing", "$", block_s=0.6) is None
+        assert link.call("PING") == b"PONG"
 
 
 def test_a_blocked_call_can_be_ended_from_another_thread(redis_url: str, link: Link) -> None:
@@ -195,10 +194,11 @@ def test_a_server_that_runs_an_endless_script_is_busy(own_server: EmbeddedRedis,
     own_link.call("CONFIG", "SET", "lua-time-limit", "10")
 
     def spin() -> None:
-        spinning = Link(own_server.url, "spinning", timeout_s=30)
-        with pytest.raises(CommandRefused, match="killed by user"):
+        with (
+            Link(own_server.url, "spinning", timeout_s=30) as spinning,
+            pytest.raises(CommandRefused, match="killed by user"),
+        ):
             spinning.call("EVAL", "while true do end", 0)
-        spinning.close()
 
     spinner = threading.Thread(target=spin)
     spinner.start()

@@ -60,11 +60,10 @@ def test_a_number_is_drawn_once_however_often_the_server_forgets(world: World) -
 def test_two_connections_share_what_the_server_knows(world: World, any_redis_url: str) -> None:
     world.link.call("SCRIPT", "FLUSH")
     world.elect()
-    other = Link(any_redis_url, "test:other")
-    world.link.call("CONFIG", "RESETSTAT")
-    ScriptRunner(other).run("resign", (world.keys.leader,), ("1",))
-    ScriptRunner(world.link).run("resign", (world.keys.leader,), ("1",))
-    other.close()
+    with Link(any_redis_url, "test:other") as other:
+        world.link.call("CONFIG", "RESETSTAT")
+        ScriptRunner(other).run("resign", (world.keys.leader,), ("1",))
+        ScriptRunner(world.link).run("resign", (world.keys.leader,), ("1",))
     calls = commands(world.link)
     assert calls["evalsha"] == 2
     assert calls["eval"] in (1, 4), "the text once; Redis 6.2 refuses a `#!lua` line once per runner"
@@ -117,20 +116,14 @@ def test_every_script_is_understood_by_the_server_with_and_without_its_first_lin
 
 
 def test_after_a_restart_of_the_server_the_first_call_succeeds(tmp_path_short: Path) -> None:
-    server = EmbeddedRedis(tmp_path_short, port=None, durable=False)
-    server.start()
-    link = Link(server.url, "test")
-    runner = ScriptRunner(link)
-    try:
+    with EmbeddedRedis(tmp_path_short, port=None, durable=False) as server, Link(server.url, "test") as link:
+        runner = ScriptRunner(link)
         runner.run("next_generation", ("counters",), ())
         server.stop()
         server.start()
         with pytest.raises(ReplyUnknown):
             runner.run("next_generation", ("counters",), ())  # the old connection
         assert int(runner.run("next_generation", ("counters",), ())) > 0
-    finally:
-        link.close()
-        server.stop()
 
 
 def test_all_scripts_are_read_at_once_and_none_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,8 @@ def test_a_field_twice_and_a_time_that_delays_nothing_are_refused(redis_url: str
         (("--ticket", "42", "a=1", "a=2"), b"the field a is given twice"),
         (("--ticket", "42", "due_ms=4000000000000"), b"delays nothing here"),
         (("--csv", str(rows), "--key", "number"), b"delays nothing here"),
+        (("--ticket", "42", "--timeout", "5s", "a=1"), b"--timeout is of --wait"),
+        (("--ticket", "42", "--seed", "5", "a=1"), b"--seed is of --simulate"),
     ):
         done = usher_send(redis_url, *words)
         assert (done.returncode, told in done.stderr) == (2, True), done.stderr
@@ -90,12 +92,18 @@ def test_a_bad_row_stops_it_and_says_how_many_were_sent(redis_url: str, link: Li
     assert link.call("XLEN", STREAM) == 500
 
 
-def test_a_program_that_is_told_to_end_says_how_many_were_sent(redis_url: str, link: Link) -> None:
-    command = [sys.executable, ROOT / "usher" / "__main__.py", "send", "--simulate", "1000", "--rate", "5"]
+@pytest.mark.parametrize(
+    ("words", "doing", "told"),
+    [("--simulate 1000 --rate 5", b"xadd", b"certainly accepted"), ("--ticket T --wait", b"xread", b"is handled all")],
+)
+def test_a_program_that_is_told_to_end_says_what_was_sent(
+    redis_url: str, link: Link, words: str, doing: bytes, told: bytes
+) -> None:
+    command = [sys.executable, ROOT / "usher" / "__main__.py", "send", *words.split()]
     with subprocess.Popen(command, env={**os.environ, "USHER_REDIS_URL": redis_url}, stderr=subprocess.PIPE) as sending:
-        until(lambda: link.call("XLEN", STREAM), "the first one")
+        until(lambda: link.call("XLEN", STREAM) and doing in link.call("CLIENT", "LIST"), "the first one")
         sending.terminate()
-        assert b"certainly accepted" in sending.communicate(timeout=30)[1] and sending.returncode == 130
+        assert told in sending.communicate(timeout=30)[1] and sending.returncode == 130
 
 
 def test_a_redis_that_is_not_there_is_exit_code_2_and_names_the_setting() -> None:

@@ -3,7 +3,6 @@ of them cost little."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -234,7 +233,7 @@ def test_a_last_id_that_was_set_back_between_look_and_cut_loses_nothing(
 ) -> None:
     """The group is ahead then, with all that is noted of it: what comes meanwhile is not gathered, and lies below all
     that. From Redis 7 on, it has a lag all the same."""
-    with contextlib.closing(Link(server_urls(which), "test")) as link:
+    with Link(server_urls(which), "test") as link:
         link.call("FLUSHALL")
         world = Gathered(link)
         world.send("t:1", *_ids(1, 100))

@@ -36,9 +36,8 @@ def where(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> 
     """A mode, and the URL of an empty Redis."""
     mode, server = request.param
     url = server_urls(server)
-    link = Link(url, "test:flush")
-    link.call("FLUSHALL")
-    link.close()
+    with Link(url, "test:flush") as link:
+        link.call("FLUSHALL")
     return mode, url
 
 

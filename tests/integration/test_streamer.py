@@ -322,17 +322,13 @@ def test_rows_are_kept_until_a_replica_has_them(
         EmbeddedRedis(tmp_path_short / "b", durable=False) as second,
     ):
         hand = hands(sqlite_outbox, first.url, outbox_wait_replicas=1)
-        far, near = Link(second.url, "test"), Link(first.url, "test")
-        try:
+        with Link(second.url, "test") as far, Link(first.url, "test") as near:
             hand.turn(2)
             assert (uids(near), sqlite_outbox.store.waiting()[0]) == (written, 3)
             far.call("CONFIG", "SET", "masterauth", first.url.partition("://:")[2].partition("@")[0])
             far.call("REPLICAOF", "127.0.0.1", first.url.rpartition(":")[2].partition("/")[0])
             until(lambda: (hand.turn(), sqlite_outbox.store.waiting()[0] == 0)[1], "the replica never had them")  # type: ignore[func-returns-value]
             assert (uids(near), uids(far)) == (written, written)
-        finally:
-            far.close()
-            near.close()
 
 
 def test_what_was_sent_over_a_connection_that_is_gone_is_sent_again_before_its_rows_go(
@@ -387,8 +383,7 @@ def test_with_the_durable_profile_a_killed_redis_has_all_whose_rows_are_gone(
     settings = StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM)
     with contextlib.ExitStack() as stack:
         server, url = stack.enter_context(durable_server(find_redis_server(), tmp_path_short))
-        link = Link(url, "test")
-        stack.callback(link.close)
+        link = stack.enter_context(Link(url, "test"))
         assert link.call("CONFIG", "GET", "append*")[1::2].count(b"always") == 1
         program = StreamerProgram(settings, url, batch_rows=100, lease_s=1)
         program.start()
@@ -424,9 +419,8 @@ def test_rows_are_kept_until_they_are_on_disk(
 
 
 def test_waiting_for_the_disk_is_refused_where_nothing_goes_there(sqlite_outbox: Outbox, valkey_url: str) -> None:
-    link = Link(valkey_url, "test")
-    link.call("CONFIG", "SET", "appendonly", "no")
-    link.close()
+    with Link(valkey_url, "test") as link:
+        link.call("CONFIG", "SET", "appendonly", "no")
     with pytest.raises(StartRefused, match="USHER_OUTBOX_WAIT_AOF"):
         StreamerProgram(StreamerSettings(outbox_url=sqlite_outbox.url, outbox_wait_aof=True), valkey_url)
 

@@ -52,9 +52,8 @@ def test_rows_that_were_sent_to_a_redis_that_lost_them_are_sent_again(
         assert again.url == first.url
         until(lambda: _elected(hand))
         until(lambda: _turned(hand) and sqlite_outbox.store.waiting()[0] == 0)
-        link = Link(again.url, "test")
-        assert uids(link) == written
-        link.close()
+        with Link(again.url, "test") as link:
+            assert uids(link) == written
 
 
 def _elected(hand: Hand) -> bool:

@@ -31,10 +31,9 @@ def test_messages_are_handled_in_order_and_acknowledged(usher_kit: Make, usher_r
     assert sorted(kit.acknowledged) == ids
     assert [call.outcome for call in calls] == ["done"] * 4
     assert (kit.pending, kit.retried, kit.given_up, kit.now_s) == (set(), [], [], 0.0)
-    link = Link(usher_redis, "test")
-    group = link.call("XINFO", "GROUPS", "ticket_stream")[0]
-    assert dict(zip(group[::2], group[1::2], strict=True))[b"last-delivered-id"] == ids[-1].encode()
-    link.close()
+    with Link(usher_redis, "test") as link:
+        group = link.call("XINFO", "GROUPS", "ticket_stream")[0]
+        assert dict(zip(group[::2], group[1::2], strict=True))[b"last-delivered-id"] == ids[-1].encode()
 
 
 def test_retries_pass_on_the_kits_own_clock(usher_kit: Make) -> None:

@@ -46,6 +46,8 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(
     assert [one["ticket_id"] for one in story.finished("U", "")[0]] == ["U"] and not story.finished("", "m:other")[0]
     world.give_up(a, T, "skip")
     assert story.timeline(T.decode())["events"][0]["event"] == "dead_letter"
+    log(world, "a:1", Finished(T, b"5000-1", 7000 * 1024, 3, 9_200_000, 9_300_000), outcomes=("failed",))
+    assert [one["outcome"] for one in story.finished(T.decode(), "")[0]] == ["gave_up", "done"], "of the last attempt"
     for odd in (("x", "usher-attempts", "1"), ("7-1", "usher-history", '["c",1,"x","y","z","failed",3]')):  # by hand
         world.link.call("XADD", world.keys.dead, "*", "usher-ticket", T, "usher-id", *odd)
     assert [one["event"] for one in story.timeline(T.decode())["events"]].count("dead_letter") == 3

@@ -3,7 +3,6 @@ nobody has changed what the plan rests on."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -257,7 +256,7 @@ def test_after_a_successor_has_begun_nothing_happens(world: World) -> None:
     ids = world.parked(leader, b"T")
     news = read(leader)
     world.link.call("DEL", world.keys.leader)
-    with contextlib.closing(Link(world.link.url, "test:two")) as link:
+    with Link(world.link.url, "test:two") as link:
         LeaderScripts(ScriptRunner(link), world.keys, world.elect("http://two").epoch, FIELD).begin()
         for _ in range(2):
             with world.unchanged(), pytest.raises(Fenced):
@@ -363,7 +362,7 @@ def test_a_leader_that_was_deposed_while_a_turn_was_refused_does_nothing_more(wo
     leader, a = world.elect(), world.join("a")
     ids = world.send(b"T")
     news = read(leader)
-    with contextlib.closing(Link(world.link.url, "test:two")) as link:
+    with Link(world.link.url, "test:two") as link:
         with full_memory(world.link):
             world.link.call("DEL", world.keys.leader)
             LeaderScripts(ScriptRunner(link), world.keys, world.elect("http://two").epoch, FIELD).begin()
@@ -398,7 +397,7 @@ def test_changes_of_others_that_do_not_concern_the_plan_cost_it_a_few_tries(
     def noting(commands: Sequence[Sequence[Any]], block_s: float = 0.0) -> list[Any]:
         sent.append(len(str(commands)))
         if len(sent) <= notes:
-            with contextlib.closing(Link(world.link.url, "test:noter")) as link:
+            with Link(world.link.url, "test:noter") as link:
                 link.call("XADD", world.keys.changed, "*", "ticket", b"other")
         return pipeline(commands, block_s)
 
@@ -424,7 +423,7 @@ def test_a_leader_begins_also_before_the_group_is_made(world: World) -> None:
     leader.begin()
     world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
     world.link.call("DEL", world.keys.leader)
-    with contextlib.closing(Link(world.link.url, "test:two")) as link:
+    with Link(world.link.url, "test:two") as link:
         two = LeaderScripts(ScriptRunner(link), world.keys, world.elect("http://two").epoch, FIELD)
         with pytest.raises(GroupMissing):
             two.begin()

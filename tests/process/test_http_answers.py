@@ -335,8 +335,7 @@ def system(tmp_path_factory: pytest.TempPathFactory, short_tmp: Path) -> Iterato
     tokens.chmod(0o600)
     environ = {"USHER_TOKENS_FILE": str(tokens), "USHER_HOSTS": "127.0.0.1", "USHER_LEASE_SECONDS": "60"}
     with EmbeddedRedis(folder / "redis", port=None, durable=False) as server, contextlib.ExitStack() as stack:
-        link = Link(server.url, "test")
-        stack.callback(link.close)
+        link = stack.enter_context(Link(server.url, "test"))
         crew = stack.enter_context(Crew(folder, server.url, **environ))
         for _ in range(2):
             crew.start_master()

@@ -94,14 +94,13 @@ def test_redis_away_for_longer_than_any_retry_and_then_back(supervised: Supervis
     until(lambda: supervised.states() == {"master": "RUNNING", "consumer": "RUNNING"}, 20, "both run")
     words = [str(find_redis_server()), "--port", str(supervised.redis_port), "--save", "", "--dir", str(folder)]
     server = subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=folder)
-    link = Link(f"redis://127.0.0.1:{supervised.redis_port}/0", "test")
     try:
-        until(lambda: _answers(link), 20, "Redis answers")
-        link.call("XADD", "ticket_stream", "*", "ticket_id", "T")
-        until((folder / "T").exists, 60, "the message is handled")
-        assert (folder / "T").read_text() == "1", "PYTHONFAULTHANDLER is set"
+        with Link(f"redis://127.0.0.1:{supervised.redis_port}/0", "test") as link:
+            until(lambda: _answers(link), 20, "Redis answers")
+            link.call("XADD", "ticket_stream", "*", "ticket_id", "T")
+            until((folder / "T").exists, 60, "the message is handled")
+            assert (folder / "T").read_text() == "1", "PYTHONFAULTHANDLER is set"
     finally:
-        link.close()
         server.terminate()
         server.wait(20)
 

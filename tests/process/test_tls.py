@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -59,7 +59,7 @@ def running(folder: Path, papers: Papers) -> Iterator[tuple[Crew, str, Link]]:
             "USHER_MASTER_URLS": url,
         }
         crew.run("c1", "consumer", **consumer)
-        with closing(Link(server.url, "test")) as link:
+        with Link(server.url, "test") as link:
             crew.until(lambda: link.call("HEXISTS", KEYS.consumers, "c1"), 40, "the consumer has registered over HTTPS")
             yield crew, url, link
 

@@ -170,7 +170,7 @@ def test_a_command_whose_output_nobody_reads_any_more_ends_without_a_word_and_no
 def test_without_redis_and_usher_up_a_command_says_so(tmp_path: Path) -> None:
     done = usher("send", "--simulate", "1", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("usher: USHER_REDIS_URL is empty and no `usher up` is running")
+    assert done.stderr.startswith("usher: USHER_REDIS_URL is empty, and no `usher run` or `usher up` runs here")
 
 
 def test_what_a_command_imports_is_not_searched_for_garbage() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.attempts import GIVEN_UP, Attempts
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.membership.consumer_http import read_answer
 from usher.master.policy.board.plans import BoardFacts
@@ -56,6 +56,10 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     "runs, and Redis takes no writes": (
         *(owned(RUNS, refuses_writes=FULL), "running", "handler_runs"),
         f"12-0 has run on c3 for 41 s: attempt 1 of 5 (start 2), fencing token {FENCE}",
+    ),
+    "runs, and was given up": (
+        *(owned(RUNS, attempts={A: Attempts(2, GIVEN_UP)}), "running", "handler_runs"),
+        f"12-0 has run on c3 for 41 s: the last attempt, given up by an operator (start 2), fencing token {FENCE}",
     ),
     "runs": (
         owned(RUNS),
@@ -125,7 +129,8 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "parked, all drain": (
         *(ticket(parked=(A,), crowd=Counter(draining=2, paused=1, revoked=4)), "waiting", "none_accepts"),
-        "12-0 waits: none of the 7 consumers takes work (0 starting, 1 paused, 2 draining, 4 revoked)",
+        "12-0 waits: of 7 consumers none takes work (0 starting, 1 paused, 2 draining, 4 revoked);"
+        " `usher consumers resume NAME` ends an operator's drain",
     ),
     "parked, all full": (
         *(ticket(parked=(A,), crowd=Counter(live=2)), "waiting", "consumers_full"),

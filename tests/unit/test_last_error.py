@@ -6,6 +6,7 @@ import json
 import sysconfig
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_the_stack_of_a_handler_is_found_in_its_thread() -> None:
         over.wait(30)
 
     class _Executor:
-        is_plain, outages = False, None
+        is_plain, outages = False, Mock(known=())
 
         def next_message(self, lane: object) -> Message:
             return message

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.attempts import GIVEN_UP, Attempts
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.owner_words import HALTED, RETURNED
@@ -76,6 +76,8 @@ def test_a_message_that_failed_is_told_at_once() -> None:
     fails = head(sent_ms=_NOW - 10)
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1)}))
     assert (row["state"], row["attempts"], row["why"]) == ("retrying", 3, "failed 3x; retrying")
+    for known, why in ((Attempts(2, 2, 2), "failed 2x; retrying"), (Attempts(1, GIVEN_UP, 1), "given up by an op")):
+        assert rows(fails, seen=_SEEN._replace(attempts={fails.id: known}))[0]["why"].startswith(why)
     fails = head(handed_ms=_NOW - 10)
     known = {"attempts": {fails.id: Attempts(3, 3)}, "errors": {fails.id: LastError("x", since_ms=_NOW - 40_000)}}
     assert rows(fails, seen=_SEEN._replace(**known))[0]["since_ms"] == _NOW - 40_000, "its first failure"
@@ -178,7 +180,7 @@ def test_each_trouble_has_its_sentence_and_the_worst_comes_first() -> None:
         ]
     assert told(consumers={"lost": 1}, halted=2) == [
         ("bad", "2 tickets halted by a dead letter: redrive or drop it"),
-        ("warn", "1 consumer lost; their messages are being taken back"),
+        ("warn", "1 consumer lost; others get what was theirs"),
     ]
     assert told(lag=5000, oldest_ms=_NOW - 90_000) == [("warn", "The consumers are behind: 5,000 messages are unread")]
 
@@ -286,6 +288,14 @@ def test_a_group_of_which_only_what_failed_was_counted_has_all_of_its_rows() -> 
     assert (on_c3["tickets"], on_c3["messages"]) == (40, 40)
 
 
+def test_what_waits_behind_is_counted_where_rows_know_it() -> None:
+    """A halted ticket of three messages was one message, and its row said 2 behind."""
+    groups = TicketGroups()
+    groups.add(_row(1, b"halted", _KEY_ERROR) | {"behind_is_exact": False})
+    [halted] = groups.merged([_row(1, b"halted", _KEY_ERROR, behind=2)])
+    assert halted["told"].endswith("in all 3 messages wait")
+
+
 def test_what_is_known_of_some_tickets_alone_is_told_as_the_least() -> None:
     counted = TicketGroups()
     counted.add(_row(1, b"halted", _KEY_ERROR))
@@ -361,7 +371,10 @@ def test_what_waits_while_others_are_handled_is_queued_and_not_stuck() -> None:
     head = Head(b"T", b"", 0, b"%d-0" % (_THEN - 100_000), 1)
     row = describe(head, StuckContext({}, {}, {}, {}, queue=queue.text), _THEN)
     assert (row["state"], row["why"]) == ("queued", queue.text)
-    put_off = [_row(n, b"waits@%d" % (_THEN + n), None) for n in range(3)]
-    [group, later] = TicketGroups().merged([row | {"shown": "T"}, row | {"shown": "U"}, *put_off])
+    put_off = [_row(n, b"waits@%d" % (_THEN + n), None, attempts=Attempts(1)) for n in range(3)]
+    put_off += [held := _row(n, b"waits@%d" % (_THEN + n), None) for n in (3, 4)]
+    assert held["why"].startswith("not tried before "), "an outage holds it: it asked for nothing"
+    [group, later, alike] = TicketGroups().merged([row | {"shown": "T"}, row | {"shown": "U"}, *put_off])
     assert group["told"].startswith("2 tickets queued: for their turn, since")
     assert later["told"].startswith("3 tickets put off: asked to be called again later, since"), "whatever their times"
+    assert alike["told"].startswith("2 tickets put off: all of its tenant, or of its kind, fail alike, since")

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 from usher.common.base.text import label, pluralize, span, time_of_day
 from usher.common.doctor.judgements import NEARLY_FULL
-from usher.common.protocol.attempts import NEVER, Attempts, attempts_told
+from usher.common.protocol.attempts import GIVEN_UP, NEVER, Attempts, attempts_told
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.owner_words import HALTED, due_ms_of
 from usher.common.protocol.registration import name_of
@@ -52,6 +52,7 @@ from usher.master.policy.states import (
     BAD,
     BY_NAME,
     LISTED,
+    OUTAGE,
     WARN,
     Queue,
     Seen,
@@ -356,6 +357,7 @@ def _suspicion(facts: TicketFacts, entry_id: bytes) -> str:
 def _attempt(start: int, number: int, most: int) -> str:
     """Name an attempt: the start that it is (or was), if others were not charged."""
     told = f"attempt {number:,}{f' of {most:,}' if most else ''}" if number else "an uncharged attempt"
+    told = "the last attempt, given up by an operator" if number >= GIVEN_UP else told
     return told if start == number else f"{told} (start {start:,})"
 
 
@@ -421,7 +423,7 @@ def _put_off(facts: TicketFacts) -> _Told:
         most = facts.error.most if facts.error is not None else 0
         told = f"{_id(first)}: {_attempt(known.starts, known.failures, most)} failed. Next attempt at {until}."
     elif not known.starts:
-        told = f"{_id(first)} waits until {until}: all of its tenant, or of its kind, fail alike"
+        told = f"{_id(first)} waits until {until}: {OUTAGE}"
     reason = Reason("put_off", told)
     if alike := told_alike(facts.error):
         reason = Reason("fails_alike", f"{_id(first)} {alike}. Its turn comes in {due} at the latest.")
@@ -458,7 +460,8 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
         return Reason("no_consumers", text), "a consumer", 0
     if not crowd["live"]:
         told = ", ".join(f"{crowd[state]} {state}" for state in ("starting", "paused", "draining", "revoked"))
-        text = f"{what} waits: none of the {crowd.total()} consumers takes work ({told})"
+        way = "; `usher consumers resume NAME` ends an operator's drain" if crowd["paused"] else ""
+        text = f"{what} waits: of {pluralize(crowd.total(), 'consumer')} none takes work ({told}){way}"
         return Reason("none_accepts", text), "a consumer that takes work", 0
     if rule is not None and rule.action is RuleAction.SLOW and facts.board is not None and facts.board.due_ms:
         due_ms = facts.board.due_ms
@@ -832,7 +835,7 @@ def key_of(row: Mapping[str, Any]) -> GroupKey:
     if state in (TicketState.HALTED, TicketState.RETRYING):
         return state, ""
     if (calm := _ALL_ALIKE.get(state)) is not None:
-        return state, calm
+        return state, OUTAGE if state == TicketState.PUT_OFF and not row["attempts"] else calm
     return state, f"on {row['consumer']}" if row["consumer"] else row["why"]
 
 
@@ -877,8 +880,8 @@ class TicketGroups:
             else:
                 more.add(row)
         known = [
-            _larger(group, fresh.get(key, []))
-            | {"messages_are_all": has_all or group["messages_are_all"], "rows": fresh.get(key, group["rows"])[:SHOWN]}
+            (larger := _larger(group, fresh.get(key, [])))
+            | {"messages_are_all": has_all or larger["messages_are_all"], "rows": fresh.get(key, group["rows"])[:SHOWN]}
             | {"tickets_are_all": True}
             for key, group in self._groups.items()
         ]
@@ -897,10 +900,13 @@ class TicketGroups:
 
 
 def _larger(group: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    messages, has_all = sum(1 + row["behind"] for row in rows), len(rows) >= group["tickets"]
+    group = group | {"messages": max(messages, group["messages"])}
+    if has_all and all(row["behind_is_exact"] for row in rows):
+        group = group | {"messages": messages, "messages_are_all": True}
     if len(rows) <= group["tickets"]:
         return group
-    messages, since_ms = sum(1 + row["behind"] for row in rows), min(row["since_ms"] for row in rows)
-    return group | {"tickets": len(rows), "messages": max(messages, group["messages"]), "since_ms": since_ms}
+    return group | {"tickets": len(rows), "since_ms": min(row["since_ms"] for row in rows)}
 
 
 def told(group: Mapping[str, Any]) -> str:
@@ -982,7 +988,7 @@ def _of_programs(seen: Mapping[str, Any]) -> list[dict[str, str]]:
         some = states["draining"] or states["paused"]
         waits = "those that drain or are paused take nothing more" if some else "nothing is handled"
         found.append(_alarm(BAD, f"No consumer is live: {waits}", "/consumers"))
-    for state, says in (("lost", "lost; their messages are being taken back"), ("revoked", "not answering over HTTP")):
+    for state, says in (("lost", "lost; others get what was theirs"), ("revoked", "not answering over HTTP")):
         if states[state]:
             found.append(_alarm(WARN, f"{pluralize(states[state], 'consumer')} {says}", "/consumers"))
     return found
