@@ -16,7 +16,10 @@ _NOTED = re.compile(rb"([0-9]{1,9})(?: ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}))?"
 #: First words of the errors of messages whose last start was never seen to end: nothing was raised, so these words tell
 #: them apart.
 ENDED = "an operator ended its run"
-CUT_OFF, RAN_PAST = "its process ended while its handler ran", "it ran past USHER_HANDLER_SECONDS"
+CUT_OFF, RAN_PAST = (
+    "its process ended while its handler ran",
+    "it ran past its deadline (deadline_s, or USHER_HANDLER_SECONDS)",
+)
 
 
 #: So many failures use up every number of attempts: an operator has given the message up (lua/operations/order.lua).

@@ -181,4 +181,4 @@ class Watchdog(Service):
         told = [known.get(message.stream_id, "") for message in hung]
         for message, stack in zip(hung, told, strict=True):
             event("handler_stuck", level=ERROR, trace=stack, **message.facts())
-        self._ending.end(starts, f"{len(hung)} handler(s) ran past USHER_HANDLER_SECONDS", RAN_PAST, told)
+        self._ending.end(starts, f"{len(hung)} handler(s) ran past the deadline", RAN_PAST, told)

@@ -151,7 +151,7 @@ def _check_runs(spec: str, target: Callable[..., Any]) -> None:
         way_out = (
             "; make an object of it in the module, and name that, or that and a method (shop:orders.handle)"
             if inspect.isclass(target)
-            else ""
+            else "; parts of a result go out with message.progress"
         )
         raise HandlerUnusable(f"USHER_HANDLER={spec}: it is {kind}{way_out}")
 

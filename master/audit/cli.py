@@ -190,6 +190,8 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
     columns = ("stream", "message", "attempt", "outcome", "began (UTC)", "took", "consumer", "fence")
     whole = ("message", "attempt", "outcome", "began (UTC)", "fence")
     console().print(fitted("Executions", columns, shown, (), whole, extras=("stream", "fence", "consumer")))
+    if not shown:
+        click.echo("  none")
 
 
 @audit.command(

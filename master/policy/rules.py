@@ -29,6 +29,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from usher.common.base.text import pluralize
+
 #: Most rules at a time: each pattern is tried for every ticket that is planned.
 MOST_RULES = 1000
 LONGEST_REASON = 500
@@ -103,7 +105,7 @@ class Rule:
     def bounds(self) -> str:
         """How far it slows or limits: ``5/s, weight 3``."""
         told = {"{:g}/s": self.rate_per_second, "{} at a time": self.concurrency, "weight {}": self.weight}
-        told |= {"{:,} unfinished messages of each ticket": self.ticket_limit}
+        told |= {f"{pluralize(self.ticket_limit or 0, 'unfinished message')} of each ticket": self.ticket_limit}
         return ", ".join(text.format(value) for text, value in told.items() if value)
 
 

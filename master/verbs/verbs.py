@@ -853,7 +853,7 @@ DELAYED = Shelf(
     ask=DelayedAsk,
     args=ChosenDelayed,
     means={
-        "moved": "due at the new time",
+        "moved": "sent at the time given, or now",
         "dropped": "thrown away",
         "gone": "left alone: not waiting any more, because it was sent or dropped before",
         "held": "left alone: no leader has put it in order yet; ask again in a moment",

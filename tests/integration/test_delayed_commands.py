@@ -280,7 +280,7 @@ def test_messages_are_sent_now_and_moved_and_the_action_log_says_so(run: Run, li
     code, said = run("delayed", "send", first, "99999999999999-1", "--yes", "--why", "they wait for it")
     assert code == 1
     assert said.splitlines()[-2:] == [
-        "1 moved: due at the new time",
+        "1 moved: sent at the time given, or now",
         "1 unknown: left alone: no delayed message has had this id",
     ]
     send_due(world, leader)

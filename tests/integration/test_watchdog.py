@@ -40,7 +40,7 @@ class BatchProcess(Process):
         actor, said = self.now, list[str]()
         ending = ProcessEnding(actor.steps, lambda: True, actor.journal, 0, said.append)
         Watchdog(actor.executor.running, ending, 1.0).run_once()
-        assert said == [f"{len(call.messages)} handler(s) ran past USHER_HANDLER_SECONDS"]
+        assert said == [f"{len(call.messages)} handler(s) ran past the deadline"]
         self.crash()
 
 

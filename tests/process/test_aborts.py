@@ -84,7 +84,7 @@ def test_of_a_thousand_messages_the_one_that_ends_its_process_is_given_up_and_no
         [letter] = [pairs(fields) for _, fields in link.call("XRANGE", KEYS.dead, "-", "+")]
         assert (letter[b"usher-id"].decode(), letter[b"usher-reason"]) == (killer, b"attempts_exhausted")
         assert letter[b"usher-attempts"] == b"%d" % _ATTEMPTS
-        why = {"abort": b"its process ended while its handler ran", "hang": b"it ran past USHER_HANDLER_SECONDS"}
+        why = {"abort": b"its process ended while its handler ran", "hang": b"it ran past its deadline"}
         assert letter[b"usher-error"].startswith(why[bad])
         executions = crew.executions()
         assert [run.attempt for run in executions if run.stream_id == killer] == list(range(1, _ATTEMPTS + 1))

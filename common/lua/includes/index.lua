@@ -25,7 +25,10 @@ local function of_group(group) return count_letters('[g' .. group .. ' ', '(g' .
 
 -- Return what letters are counted by. Long numbers, as of ids, are none: an error of each message would be a group.
 -- The words for what raised nothing: common/protocol/attempts.py, last_error.py.
-local UNRAISED = {'its process ended while its handler ran', 'it ran past USHER_HANDLER_SECONDS'}
+local UNRAISED = {
+  'its process ended while its handler ran',
+  'it ran past its deadline (deadline_s, or USHER_HANDLER_SECONDS)',
+}
 local function told_of(head)
   local name, error = head['usher-error-type'] or '', head['usher-error'] or ''
   for _, words in ipairs(name == '' and UNRAISED or {}) do
