@@ -118,6 +118,7 @@ class _Member:
             self._incarnation,
             self._lease_ms,
             "-",
+            1,
         )
         while True:
             state, *_ = await wire.call("EVALSHA", *words)
@@ -138,7 +139,7 @@ async def _main(redis_url: str, stream: str, group: str, master_url: str, count:
     link = Link(redis_url, "bench:crowd")
     scripts = ScriptRunner(link)
     nobody = "nobody:0"
-    scripts.run("renew", (keys.lease(nobody), stream, keys.unproven(nobody), keys.changed), (group, nobody, 1, "-"))
+    scripts.run("renew", (keys.lease(nobody), stream, keys.unproven(nobody), keys.changed), (group, nobody, 1, "-", 1))
     place = _Place(redis_url, keys, scripts.digest("renew"))
     link.close()
     master = _connected(master_url)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.machine import ROOT, UsherUp, environ_for, until
+from tests.process.machine import ROOT, environ_for, until
 from tests.process.test_init_deploy import copy_of_the_checkout
+from usher.common.redis.embedded import free_port
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -23,9 +24,7 @@ def _block(language: str, word: str) -> str:
 
 
 @pytest.mark.timeout(900)
-def test_what_the_readme_says_installs_the_demo_and_runs_a_handler_of_your_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_readme_says_installs_the_demo_and_runs_a_handler_of_your_own(folder: Path) -> None:
     copy_of_the_checkout(folder / "usher")
     venv.create(folder / "venv", with_pip=True)
     path = f"{folder / 'venv' / 'bin'}:/usr/bin:/bin"
@@ -39,9 +38,13 @@ def test_what_the_readme_says_installs_the_demo_and_runs_a_handler_of_your_own(
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
-    up, send = (line.partition("#")[0].split() for line in _block("sh", "usher up").splitlines())
+    run, send = (line.partition("#")[0].split() for line in _block("sh", "usher run").splitlines())
     (folder / "orders.py").write_text(_block("python", "def handle"))
-    monkeypatch.setattr("tests.process.machine.USHER", [folder / "venv" / "bin" / "usher"])
-    with UsherUp(folder, *up[2:], PATH=path) as running:
-        assert running.run(*send[1:]).returncode == 0
-        until(lambda: any("42 hello 1" in line for line in running.lines), 60, "the handler has printed it")
+    environ |= {"USHER_STATE_DIR": str(folder / "state"), "USHER_BIND": f"127.0.0.1:{free_port()}"}
+    with (folder / "out").open("wb") as out, subprocess.Popen(run, cwd=folder, env=environ, stdout=out) as running:
+        try:
+            until(lambda: subprocess.run(send, cwd=folder, env=environ, check=False).returncode == 0, 60, "it is sent")
+            until(lambda: "42 hello 1" in (folder / "out").read_text(), 60, "the handler has printed it")
+        finally:
+            running.terminate()
+    assert running.returncode == 0
