@@ -235,28 +235,24 @@ class AsyncPool(Service):
             self._rung = True
             task.get_loop().call_soon(self._fill, context=self._context)
 
-    async def _run(self, lane: Lane | None, call: Call) -> None:
-        """Run lanes one after the other: a task for each would cost more than a short handler takes."""
+    async def _run(self, lane: Lane, call: Call) -> None:
         task = cast("asyncio.Task[None]", asyncio.current_task())
-        while lane is not None:
-            is_fit = await self._slice(lane, call, task)
-            call[0] = ()
-            if task.cancelling():
-                await self._pause(0.0)  # a cancellation that the handler asked for as it ended arrives here
-            lane = self._next_work() if is_fit and await self._let_others(task) and not self._ends() else None
+        await self._slice(lane, call, task)
+        if task.cancelling():
+            await self._pause(0.0)  # a cancellation that the handler asked for as it ended arrives here
 
-    async def _slice(self, lane: Lane, call: Call, task: asyncio.Task[None]) -> bool:
-        """Run messages of the lane, and give it back, if it is still ours. Return whether this task may run others: a
-        changed context, or a cancelled task, is no other message's."""
-        executor, queue, count, is_fit = self._executor, lane.queue, 0, True
+    async def _slice(self, lane: Lane, call: Call, task: asyncio.Task[None]) -> None:
+        """Run messages of the lane, and give it back, if it is still ours. A changed context, or a cancelled task, is no
+        other message's: another task goes on."""
+        executor, queue, count = self._executor, lane.queue, 0
         began_us = end_us = run_us()
-        while is_fit and count < _SLICE and (message := executor.next_message(lane)) is not None:
+        while not task.cancelling() and count < _SLICE and (message := executor.next_message(lane)) is not None:
             start_us = run_us()
             is_free = not executor.outages.known or executor.outages.is_quiet(message.ticket)
             if executor.is_plain and is_free and message.plain and not message.attempt:
                 executor.begin(message, start_us)
             elif not executor.admit(lane, message, start_us):
-                return True
+                return
             call[0], before, self._latest = (message,), contextvars.copy_context(), task
             try:
                 result = await self._handle(message)
@@ -268,23 +264,18 @@ class AsyncPool(Service):
                 if issubclass(type(problem), asyncio.CancelledError) and self._ends():
                     raise
                 executor.raised(lane, message, problem)
-                return False
+                return
             count, end_us = count + 1, run_us()
-            is_fit = contextvars.copy_context() == before and not task.cancelling()
             if not executor.succeeded(lane, message, start_us, end_us):
-                return is_fit
-            if not queue or executor.lanes.paused:
+                return
+            if not queue or executor.lanes.paused or contextvars.copy_context() != before:
                 break
-            is_fit = is_fit and await self._let_others(task)
+            # A handler that never waits must not keep the loop for itself.
+            if self._latest is task and not await self._pause(0.0):
+                break
         if not executor.lease.may_start():
             await self._pause(0.02)  # or the loop would spin
         executor.lanes.release(lane, count, (end_us - began_us) / 1e6)
-        return is_fit
-
-    async def _let_others(self, task: asyncio.Task[None]) -> bool:
-        """Let other tasks run, unless they have since the last call began: a handler that never waits must not keep the
-        loop for itself. Return False if this task was cancelled meanwhile."""
-        return self._latest is not task or await self._pause(0.0)
 
     async def _pause(self, seconds: float) -> bool:
         """Let other tasks run. Return False if a handler had its own task cancelled as it ended: the rest of the lane

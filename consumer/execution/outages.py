@@ -181,7 +181,7 @@ class Outages:
     def is_quiet(self, ticket: bytes) -> bool:
         """Return whether neither a start nor a success of this ticket changes anything: a glance, without the lock.
         Where one of a hundred fails, that is so for nearly all."""
-        return self._is_quiet and ticket not in self._of
+        return self._is_quiet and not any(ticket in one.tickets for one in [*self.known.values()])
 
     def failed(self, message: Message, sign: Sign, how: str, now_s: float) -> Wait | None:
         """Take a failure; return the wait of its message, or None where it is charged."""

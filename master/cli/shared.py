@@ -454,7 +454,7 @@ def _show_preview(view: View, verb: Verb, shelf: Shelf, preview: Preview, nothin
 
 def _carry_out(job: BulkJob, pages: Iterator[Sequence[Any]]) -> int:
     """Do it to all of these, and return the exit code."""
-    with progress() as show, UntilSignal() as until:
+    with progress() as show, UntilSignal() as until, contextlib.suppress(KeyboardInterrupt):  # the second one
         pages = itertools.takewhile(lambda page: not until.came, pages)
         for _ in job.carry_out(pages, functools.partial(_carried_out, job.verb, until)):
             show(job.verb.word, job.outcomes.total(), job.count)

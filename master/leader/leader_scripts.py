@@ -540,7 +540,7 @@ class LeaderScripts:
         dropped it at a claim (renew, sweep) while its owner lived."""
         left = [(one, ticket) for ticket, ids in held for one in ids]
         owners = self.owners_of([one for one, _ in left])
-        gone = [Rejected(*entry, "body_gone") for entry in left if owners[entry[0]] is None]
+        gone = [Rejected(*entry, "body_gone") for entry in left if not owners[entry[0]]]
         while gone:
             del gone[: self.reject(gone, incarnation)]
         return [entry for entry in left if owners[entry[0]] == MASTER]

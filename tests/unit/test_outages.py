@@ -260,3 +260,15 @@ def test_while_few_fail_the_others_are_not_asked_about_one_by_one_and_after_a_fa
     assert failing(outages, "a1 a2 a3", DECLARED, 11.1) == [True] * 3
     outages.done(message("b3"), 11.2)
     assert not outages.is_quiet(b"b4")
+
+
+def test_a_ticket_that_has_failed_in_two_ways_is_asked_about_after_one_of_them_is_over() -> None:
+    outages, other = Outages(), ("KeyError", "pay.py:13")
+    failing(outages, "a1", OTHER, 10.0)
+    outages.ended(b"a1")
+    for ticket in ("a1", "a2"):
+        outages.failed(message(ticket), other, OTHER, 10.1)
+    assert outages.failed(message("a3"), other, DECLARED, 10.2) is not None
+    outages.done(message("a3"), 10.5)  # it is over, and the first one still has the ticket
+    assert list(outages.known) == [SIGN]
+    assert (outages.is_quiet(b"a1"), outages.is_quiet(b"b1")) == (False, True)

@@ -114,13 +114,13 @@ class RuledMachine(BoardMachine):
     def memory_is_full(self) -> None:
         """Drop from memory what paused and waiting tickets have parked; no other ticket loses what may go out next."""
         others = {
-            name: list(ticket.parked)[: self.board._limiter._most_kept]
+            name: list(ticket.parked)[: self.board._limiter.most_kept]
             for name, ticket in self.board.tickets.items()
             if self.board.rules.of(name) is None and ticket.standing is not Standing.WAITING
         }
         self.board.unload()
         assert others == {
-            name: list(self.board.tickets[name].parked)[: self.board._limiter._most_kept] for name in others
+            name: list(self.board.tickets[name].parked)[: self.board._limiter.most_kept] for name in others
         }
 
     def _could_go(self, ticket: BoardTicket, chosen: dict[str, ConsumerLoad]) -> bool:

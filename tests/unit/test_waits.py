@@ -54,6 +54,14 @@ def test_full_memory_leaves_what_stands_behind_to_redis_until_it_is_due() -> Non
     assert board.to_read() == b"2-0"
 
 
+def test_full_memory_keeps_no_more_of_a_ticket_that_waits_than_of_a_longer_one() -> None:
+    for more in range(1, 8):
+        board = _waiting(window=4)
+        arrive(board, b"T", *range(3, 3 + more))
+        board.unload()
+        assert board.parked == 2
+
+
 def test_many_that_are_due_at_once_go_on_in_their_order_at_no_cost_for_those_without_room() -> None:
     board = board_with("c", slots=2, capacity=10)
     board.waits.learn_time(REDIS_MS, NOW)

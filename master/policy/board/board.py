@@ -567,11 +567,7 @@ class Board:
     def outdated(self, now_s: float) -> dict[bytes, bytes]:
         """Return the records that are not up to date: empty where a ticket is over, and, once a second, those of which
         something is over, for people and for who leads next. Those that others have changed are read first."""
-        records = {
-            one: b""
-            for one in self.over
-            if (known := self.tickets.get(one)) is None or known.standing is not Standing.UNSURE
-        }
+        records = dict.fromkeys(self.over - self.unsure, b"")
         if self._shrunk and now_s >= self._rewritten_s + _REWRITTEN_S:
             for name in [self._shrunk.pop() for _ in range(min(len(self._shrunk), _REWRITTEN))]:
                 ticket = self.tickets.get(name)
@@ -735,7 +731,7 @@ class Board:
         """Drop from memory what is not worth having there, because too much is parked: all messages of paused tickets,
         and of others those beyond what may go out soon. Redis keeps account of them, as of a halted ticket, until the
         ticket may move (``was_read``). It looks at every ticket."""
-        long = [one for one in self.tickets.values() if len(one.parked) > self._window]
+        long = [one for one in self.tickets.values() if len(one.parked) > self._limiter.most_kept]
         for ticket in (*(one for one in self._limiter.held if one.parked), *long):
             keeps = self._limiter.worth_keeping(ticket)
             beyond = len(ticket.parked) - keeps

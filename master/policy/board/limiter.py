@@ -34,7 +34,7 @@ class Limiter:
     def __init__(self, ticket_window: int) -> None:
         self.rules = Rulebook()
         self.has_rules = False  # asked for every part of a plan
-        self._most_kept = (ticket_window + 1) // 2
+        self.most_kept = (ticket_window + 1) // 2
         self._paused: deque[BoardTicket] = deque()
         self._slowed: list[tuple[float, int, BoardTicket]] = []  # a heap, by the time at which the ticket may go on
         self._number = itertools.count().__next__
@@ -157,9 +157,9 @@ class Limiter:
         """Return how many messages of a ticket are worth having in memory when Redis keeps account of the others."""
         rule = self.rules.of(ticket.name, ticket.tenant) if self.has_rules else None
         if rule is None:
-            return self._most_kept
+            return self.most_kept
         slow = rule.action is RuleAction.SLOW
-        return min(self._most_kept, 1 + int(_KEPT_S * (rule.rate_per_second or 0))) if slow else 0
+        return min(self.most_kept, 1 + int(_KEPT_S * (rule.rate_per_second or 0))) if slow else 0
 
     def drop_empty(self) -> None:
         """Drop tickets that have nothing parked any more: a rule may hold for long, and they would pile up."""
