@@ -242,8 +242,8 @@ class AsyncPool(Service):
             await self._pause(0.0)  # a cancellation that the handler asked for as it ended arrives here
 
     async def _slice(self, lane: Lane, call: Call, task: asyncio.Task[None]) -> None:
-        """Run messages of the lane, and give it back, if it is still ours. A changed context, or a cancelled task, is no
-        other message's: another task goes on."""
+        """Run messages of the lane, and give it back, if it is still ours. A changed context, or a cancelled task, is
+        no other message's: another task goes on."""
         executor, queue, count = self._executor, lane.queue, 0
         began_us = end_us = run_us()
         while not task.cancelling() and count < _SLICE and (message := executor.next_message(lane)) is not None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.hands import free_port
 from tests.process.machine import ROOT, environ_for, until
 from tests.process.test_init_deploy import copy_of_the_checkout
-from usher.common.redis.embedded import free_port
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
