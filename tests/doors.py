@@ -59,7 +59,7 @@ def environ_of(world: World) -> dict[str, str]:
 def parts_of(
     link: Link, keys: Keys, shown: Sequence[str] = (), sources: SourceSelection | None = None, lease_ms: int = LEASE_MS
 ) -> Parts:
-    """What operators look at and act with, all on one link."""
+    """Parts that operators look at and act with, all on one link."""
     facts: Any = {"work_ticket_field": "ticket_id", "ticket_field": "ticket_id", "by_stream": False, "sources": sources}
     settings = SimpleNamespace(**facts, shown_names=shown, lease_seconds=lease_ms / 1000)
     overview = LiveOverview(link, keys, "ticket_id", lease_ms)

@@ -361,7 +361,7 @@ class RedisModel:
         return Page(page[-1] if page else None, found, [one for one in page if one not in self.pending])
 
     def left_behind(self, incarnation: str, held: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[tuple[bytes, bytes]]:
-        """What of these is under master."""
+        """Return those of these that are under ``master``."""
         assert not self.lives(incarnation)
         assert not self.held_by(incarnation)
         return [(one, ticket) for ticket, ids in held for one in ids if self.pending.get(one) == MASTER]

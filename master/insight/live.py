@@ -1,4 +1,4 @@
-"""What goes on, as it happens, from Redis alone: a standby can show it too.
+"""Live views: what goes on, as it happens, from Redis alone, so that a standby can show it too.
 
 The live overview is the state of the whole system for the page, read once for everybody who watches. While a page is
 open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every other second, in

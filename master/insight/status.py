@@ -125,7 +125,7 @@ class _Scan:
 
     @cached_property
     def owners(self) -> dict[bytes, bytes]:
-        """What records name in place of an owner, by its word."""
+        """Return what records name in place of an owner, by its word."""
         return {
             word: record.partition(b" ")[0] for word, record in dict(zip(self.words, self.records, strict=True)).items()
         }

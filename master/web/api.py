@@ -171,7 +171,7 @@ class Desk:
 
 
 class Parts(View):
-    """What operators look at and act with. ``ask_process``: asks the consumer with a health URL what it runs."""
+    """Parts that operators look at and act with. ``ask_process``: asks the consumer with a health URL what it runs."""
 
     def __init__(
         self,

@@ -465,7 +465,7 @@ def test_whose_inbox_cannot_be_written_ends_and_what_it_was_given_is_taken_back(
 def test_whose_lease_has_ended_or_takes_nothing_more_may_be_given_it_and_it_comes_back(
     world: World, state: str
 ) -> None:
-    """Who has not heard of it gives it more: the roster tells who has died."""
+    """A leader that has not heard of it gives it more: the roster tells who has died."""
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     first, second = world.parked(leader, b"T"), world.parked(leader, b"U")
     world.refuse(leader, a, state)
