@@ -68,6 +68,17 @@ def name_what_ran(settings: WorkSettings) -> list[str]:
     return told if len(ran) == len(told) else [f"{len(ran) - len(told)} more", *told]
 
 
+def tell_what_ran(settings: WorkSettings, redis_url: str, path: Path, is_from_outside: bool, by_itself: bool) -> None:
+    """Report what the holder of a name lock that we hold now was running when it ended, as its journal says, if it left
+    one, and how it ended (``Former``); then remove the journal. Raises what ``Link.call`` raises."""
+    former = read_journal(path, origin(settings))
+    if former is not None:
+        former = former._replace(is_from_outside=is_from_outside, by_itself=by_itself)
+        report_crash(redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
 def messages_at_once(calls: int, batch: BatchOptions | None) -> int:
     return calls * (batch.most if batch is not None else 1)
 
@@ -143,15 +154,10 @@ class ConsumerProgram:
         """Report what the former process of our name was running when it ended, if it left a journal. Do it as soon as
         we hold its lock, and once: then the journal is removed, or our successor would report it again if we end before
         we begin our own."""
-        settings, path = self.settings, None if self._former_is_told else self._journal_path()
+        path = None if self._former_is_told else self._journal_path()
         if path is None:
             return
-        former = read_journal(path, origin(self.settings))
-        if former is not None:
-            former = former._replace(is_from_outside=self._ends.is_from_outside, by_itself=self._ends.is_by_itself)
-            report_crash(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
-        with contextlib.suppress(OSError):
-            path.unlink()
+        tell_what_ran(self.settings, self._redis_url, path, self._ends.is_from_outside, self._ends.is_by_itself)
         self._former_is_told = True
 
     def _journal_path(self) -> Path | None:

@@ -14,14 +14,16 @@ folder, two living clones would each prove the other dead: give them different n
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from usher.common.base.clock import moment_ns
 from usher.common.base.errors import StartRefused
-from usher.common.protocol.registration import NO_LOCK
+from usher.common.protocol.registration import NO_LOCK, held_later
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 #: Errors of flock on a file system without it (some network and FUSE mounts).
@@ -112,3 +114,16 @@ class NameLock:
             return NO_LOCK
         file = os.fstat(descriptor)
         return f"{boot}:{file.st_dev}:{file.st_ino}:{moment_ns()}"
+
+
+@contextlib.contextmanager
+def held_after(path: Path, lock: str) -> Iterator[bool]:
+    """Hold a name lock for a moment, if it is free. Yields whether that proves dead who gave ``lock`` as its evidence:
+    who comes to take the name meanwhile is told that it is held."""
+    with contextlib.ExitStack() as stack:
+        is_over = False
+        with contextlib.suppress(OSError):  # it is held, or of another machine
+            file = stack.enter_context(path.open("rb+"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_over = held_later(NameLock._evidence(file.fileno()), lock)
+        yield is_over

@@ -80,6 +80,21 @@ def test_whoever_leads_may_be_killed_and_nothing_is_lost_or_waits_for_a_lease(fo
         assert link.call("GET", KEYS.leader) is None, "given up, not run out"
 
 
+def test_who_is_killed_with_all_of_its_program_is_found_dead_by_the_next_leader(folder: Path, link: Link) -> None:
+    environ = _LONG | {"USHER_BIND": f"127.0.0.1:{free_port()}", "USHER_DEMO_WORK_MS": "2"}
+    with Crew(folder, link.url, **environ) as crew:
+        for name in ("a", "b"):
+            crew.run(name, "run", "usher.deploy.demo.handlers:record", USHER_CONSUMER_NAME=name)
+        crew.until(lambda: len(crew.events("consumer_registered")) == 2, 20, "both are there")
+        producer = Producer(link, 50)
+        producer.send(400)
+        crew.kill_both(_leader(crew, link))
+        producer.send(400)
+        crew.wait_until_handled(producer.accepted, 30)
+        runs = crew.executions()
+        assert (out_of_order(runs), overlaps(runs, crew.cut_off_ns)) == ([], [])
+
+
 @pytest.mark.parametrize(("words", "is_there"), [(["master"], True), (["run", "orders:handle"], False)])
 def test_a_master_has_made_its_page_before_consumers_register(
     folder: Path, link: Link, words: list[str], is_there: bool
