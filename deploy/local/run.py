@@ -120,9 +120,9 @@ class OwnMaster(MasterClient):
 
 
 class Neighbours(Service):
-    """Service that ends the leases of those who were killed with the whole of their program on this machine, while this
-    process leads: their name locks are free, and nobody listens at their ports. A worker that its arbiter starts again
-    proves that itself."""
+    """Service that starts the embedded Redis again, should it be killed; and, while this process leads, ends the leases
+    of those who were killed with the whole of their program on this machine: their name locks are free, and nobody
+    listens at their ports. A worker that its arbiter starts again proves that itself."""
 
     name = "neighbours"
 
@@ -132,6 +132,7 @@ class Neighbours(Service):
         self._link = master.place.link("neighbours")
 
     def run_once(self) -> float:
+        _revive(self._settings)
         leading, keys = self._master.leading, self._master.place.keys
         for member in list(leading.roster.members.values()) if leading.dispatcher.leads else ():
             one = member.registration
@@ -157,6 +158,7 @@ class RunProgram:
     """A master and a consumer as usher.common.http.serve runs them: one web application, one start, one stop."""
 
     def __init__(self, settings: RunSettings, redis_url: str, ends: WorkerEnds, template: Template) -> None:
+        _revive(settings)  # our last worker may have ended because it was gone
         leases_s = {"USHER_LEASE_SECONDS": settings.lease_seconds}
         check_at_start(redis_url, leases_s | {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
         self._settings, self._redis_url = settings, redis_url
@@ -264,9 +266,7 @@ def redis_of(settings: RunSettings) -> Iterator[str]:
         fcntl.flock(turn, fcntl.LOCK_EX)
         fcntl.flock(users, fcntl.LOCK_SH)
         if find_local_instance(folder) is None:
-            server = EmbeddedRedis(folder, None, server=settings.redis_server)
-            server.start()
-            announce_instance(folder, LocalInstance(server.url, f"http://{settings.bind}", server.pid))
+            _start_redis(settings)
         fcntl.flock(turn, fcntl.LOCK_UN)
         try:
             yield resolve_redis_url(settings)
@@ -281,3 +281,22 @@ def redis_of(settings: RunSettings) -> Iterator[str]:
                     with lock.open("a") as free:  # its own until it has ended
                         fcntl.flock(free, fcntl.LOCK_EX)
                     (folder / "up.json").unlink(missing_ok=True)
+
+
+def _start_redis(settings: RunSettings) -> None:
+    server = EmbeddedRedis(settings.state_folder, None, server=settings.redis_server)
+    server.start()
+    announce_instance(settings.state_folder, LocalInstance(server.url, f"http://{settings.bind}", server.pid))
+
+
+def _revive(settings: RunSettings) -> None:
+    """Start the embedded Redis of `usher run` again if it has ended, and nobody is about to start or to end one. That
+    of `usher up` is not ours. Raises StartRefused."""
+    folder = settings.state_folder
+    if settings.redis_url or ((up := find_local_instance(folder)) and not up.redis_url.startswith("unix:")):
+        return
+    with contextlib.suppress(OSError), (folder / "run.lock").open("a") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (folder / "redis" / "lock").open("rb+") as lives:
+            fcntl.flock(lives, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _start_redis(settings)

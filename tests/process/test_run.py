@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -119,6 +120,11 @@ def test_without_a_redis_they_share_one_that_the_last_one_ends(folder: Path) -> 
             assert "orders:handle" in [one.stdout.readline() for _ in range(4)][1]
         asked = subprocess.run([sys.executable, "-c", _ASK], env=environ, capture_output=True, text=True, check=False)
         assert (asked.stdout, asked.returncode) == ("None\n", 0), asked.stderr
+        lock = folder / "state" / "redis" / "lock"
+        for _ in range(2):  # whoever starts it again, it may be killed again
+            os.kill(killed := int(lock.read_text()), signal.SIGKILL)
+            until(lambda killed=killed: lock.read_text() not in ("", f"{killed}\n"), 10, "another one runs")
+            until(lambda: subprocess.run([*send, "n=0"], env=environ, check=False).returncode == 0, 10, "it answers")
         for one, number in ((first, signal.SIGINT), (second, signal.SIGTERM)):
             assert subprocess.run([*send, "n=1"], env=environ, check=False).returncode == 0
             one.send_signal(number)
