@@ -96,7 +96,8 @@ _ON_EACH_SERVER = re.compile(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "any_redis_url" in metafunc.fixturenames:
+    own = any(mark.args[0] == "any_redis_url" for mark in metafunc.definition.iter_markers("parametrize"))
+    if "any_redis_url" in metafunc.fixturenames and not own:
         is_each = _ON_EACH_SERVER.match(metafunc.module.__name__.rpartition(".test_")[2])
         servers = ["embedded", *["shipped"] * bool(is_each), *["system"] * bool(SYSTEM_SERVER)]
         metafunc.parametrize("any_redis_url", servers, indirect=True)
