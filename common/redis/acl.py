@@ -4,7 +4,7 @@ the file for the default names.
 A program runs scripts, and the user that runs a script needs the rights of every command in it. So a master's commands
 are those of its scripts, read out of their text, and those that it sends itself. All other users have a selector for
 each kind of key, with the commands that its scripts run there, and may run scripts by their digest only (EVALSHA):
-those that masters have loaded (``ScriptRunner.load_for_others``). A script of somebody's own could hold up the whole
+those that masters have loaded (``Link.load_for_others``). A script of somebody's own could hold up the whole
 server.
 
 Redis 6.2 knows no selectors: a user's commands are allowed on all of its keys, and EVAL stays allowed too, since a user
