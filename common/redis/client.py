@@ -35,18 +35,7 @@ from usher.common.base.errors import (
 )
 from usher.common.base.log import redacted
 from usher.common.base.text import info_lines
-from usher.common.redis.endpoints import (
-    CLUSTER,
-    Place,
-    check,
-    connection_beside,
-    gives_slot_to,
-    has_moved,
-    is_fixed,
-    make_connection,
-    misled,
-    mode,
-)
+from usher.common.redis.endpoints import ClusterNode, Place, connection_beside, server_of
 from usher.common.redis.private_names import socket_of
 from usher.common.redis.scripts import source, with_memory_flag
 
@@ -261,9 +250,8 @@ class Link:
 
     def _begin(self, url: str, name: str, timeout_s: float) -> None:
         # The URL is parsed now, so that an unreadable one is an error at once (ValueError).
-        check(url)
-        self._is_fixed = is_fixed(url)
-        self._connection: Any = make_connection(url, name, timeout_s) if self._is_fixed else None
+        self._server = server_of(url)
+        self._connection: Any = self._server.connection(name, timeout_s) if self._server.is_fixed else None
 
     def call(self, *command: Arg, block_s: float = 0.0) -> Any:
         """Send one command and return its bare reply.
@@ -431,7 +419,7 @@ class Link:
     def _connected(self) -> Any:
         try:
             if self._open and not self._elsewhere and not self._owed and self._process == os.getpid():
-                if not self._is_fixed and has_moved(self.url, self._connection):
+                if self._server.has_moved(self._connection):
                     # The links of a process must not lead to two servers. The error tells this link's owner that its
                     # knowledge is of the former one.
                     self.close()
@@ -441,7 +429,7 @@ class Link:
             # those to the parent's handshake.
             self.close()
             if self._connection is None:
-                self._connection = make_connection(self.url, self._name, self._timeout_s)
+                self._connection = self._server.connection(self._name, self._timeout_s)
             self._connection.connect()
             self._check_server()
             self._open, self._process = True, os.getpid()
@@ -488,7 +476,7 @@ class Link:
         if replication.get("role") == "slave":
             raise NotNow("READONLY", "Redis: this is a replica")
         return ServerFacts(
-            None if self._is_fixed else (connection.host, connection.port),
+            None if self._server.is_fixed else (connection.host, connection.port),
             server.get("run_id", ""),
             replication.get("master_replid", ""),
             bool(replication.get("master_replid2", "").strip("0")),
@@ -497,21 +485,21 @@ class Link:
     def _has_moved_from(self, former: ServerFacts) -> bool:
         """Return True if ``former`` is as it was, and has given the slot to the node of this connection. In doubt,
         False."""
-        if mode(self.url) != CLUSTER or former.place is None:
+        if not isinstance(self._server, ClusterNode) or former.place is None:
             return False
-        node = make_connection(self.url, self._name, self._timeout_s, former.place)
+        node = self._server.connection(self._name, self._timeout_s, former.place)
         try:
             node.connect()
             here = (self._connection.host, self._connection.port)
-            return self._facts(node).follows(former) and gives_slot_to(self.url, node, here)
+            return self._facts(node).follows(former) and self._server.owner_by(node) == here
         except (redis.RedisError, OSError, NotNow):
             return False
         finally:
             node.disconnect()
 
     def _misled(self) -> None:
-        if self._connection is not None and not self._is_fixed:
-            misled(self.url, self._connection)
+        if self._connection is not None:
+            self._server.misled(self._connection)
 
     def __enter__(self) -> Self:
         return self
@@ -525,7 +513,7 @@ class Link:
         self._owed = 0
         if self._connection is not None:
             self._connection.disconnect()
-            if not self._is_fixed:
+            if not self._server.is_fixed:
                 self._connection = None
 
     def _send(self, connection: Any, packed: Any, replies: int = 1) -> None:
@@ -608,7 +596,7 @@ class ClientLink(Link):
         super().__init__("", name, timeout_s)
 
     def _begin(self, url: str, name: str, timeout_s: float) -> None:
-        self._is_fixed = True
+        self._server = server_of("redis://")  # the connection leads elsewhere, and is never made anew
         self.url, self._connection = connection_beside(self._client, name, timeout_s)
 
 
