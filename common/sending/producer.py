@@ -340,7 +340,7 @@ class Producer(AbstractContextManager["Producer"]):
             weakref.finalize(self, calls.stop)
         sent: list[Sent] = []
         try:
-            self._send([one._replace(reply_to=calls.begin(answers)) for answers, one in batch], None, sent)
+            self.send_into(sent, [one._replace(reply_to=calls.begin(answers)) for answers, one in batch])
         except ReplyUnknown:
             pass  # what Redis has taken is answered
         except Exception as problem:
@@ -380,10 +380,11 @@ class Producer(AbstractContextManager["Producer"]):
         is safe where all have uids, within ``dedup_s``.
         """
         sent: list[Sent] = []
-        self._send(list(messages), due_ms, sent)
+        self.send_into(sent, list(messages), due_ms)
         return sent
 
-    def _send(self, messages: Sequence[Outgoing], due_ms: int | None, sent: list[Sent]) -> None:
+    def send_into(self, sent: list[Sent], messages: Sequence[Outgoing], due_ms: int | None = None) -> None:
+        """Add messages as ``send_many`` does; ``sent`` gets what was sent, also where it raises."""
         stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
         is_number = isinstance(due_ms, (int, float)) and not isinstance(due_ms, bool)
         if due_ms is not None and (not is_number or not 0 <= due_ms < LATEST_MS or int(due_ms) in SECONDS):
