@@ -38,13 +38,12 @@ from usher.common.protocol.message import (
     ticket_value,
 )
 from usher.common.protocol.mishaps import losses_command, parse_losses, told
-from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import CRASHED, DONE, FAILED, GAVE_UP, RunRecord, decode_kept
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank
-from usher.common.protocol.ticket_states import BY_OWNER, TicketState
+from usher.common.protocol.ticket_states import BY_OWNER, TicketState, due_ms_of
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketRecord, TicketStream, group_of, pairs, parse_record
 from usher.master.insight.stats import Kept, stream_sums, tickets_of

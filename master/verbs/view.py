@@ -21,9 +21,9 @@ from usher.common.protocol.attempts import GIVEN_UP, decode
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.last_error import TRACEBACK
 from usher.common.protocol.last_error import decode as decode_error
-from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
+from usher.common.protocol.ticket_states import due_ms_of
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import TicketRecord, TicketStream, parse_record
 from usher.common.runtime.settings import CommonSettings

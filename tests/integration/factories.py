@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.protocol.keys import HALTED, MASTER, Keys
-from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.registration import NO_LOCK, Registration
+from usher.common.protocol.ticket_states import is_given_back
 from usher.common.redis.client import Link
 from usher.common.redis.replies import (
     HandOver,
