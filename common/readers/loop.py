@@ -317,8 +317,7 @@ class LoopOptions:
     # acknowledged entries leave the stream too (unless another group reads it); dead letters always do, if complete
     remove: bool = False
     grace_s: float = 20.0  # at a stop: time for running handlers to finish
-    webhook: str = ""  # URL that gets the dead letters; see USHER_DEAD_LETTER_WEBHOOK, USHER_WEBHOOK_SECRET
-    webhook_secret: str = ""
+    webhook: str = ""  # URL that gets the dead letters; see USHER_DEAD_LETTER_WEBHOOK
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(("batch", "threads", "queue", "max_attempts"), 1.0)
@@ -722,7 +721,7 @@ class MessageReadingLoop(Reader):
         self._streams: list[ReliableStream] = []
         self._options = options
         self.labels = {"stream": stream, "group": group}
-        to = CommonSettings(dead_letter_webhook=options.webhook, webhook_secret=options.webhook_secret)
+        to = CommonSettings(dead_letter_webhook=options.webhook)
         self._bell = DeadLetterNotifier(of_this_program(), to, self.reader_name, Keys(stream, group))
         self._over = threading.Event()
 
