@@ -1,4 +1,4 @@
-"""Clocks, chance, and pauses. Decisions get the time as an argument; only loops read one."""
+"""Clocks, and chance. Decisions get the time as an argument; only loops read one."""
 
 from __future__ import annotations
 
@@ -39,14 +39,3 @@ def run_us() -> int:
 def wall_ms() -> int:
     """Return milliseconds since the epoch, for people and records; never for deadlines."""
     return time.time_ns() // 1_000_000
-
-
-def backoff_s(failures: int, base_s: float, cap_s: float, rng: random.Random = CHANCE) -> float:
-    """Return the pause after the ``failures``-th failure in a row (1 = the first): exponential, capped, with "equal
-    jitter".
-
-    Half of the delay is fixed so that a failing dependency is never hit at once again, half is random so that many
-    clients do not come back together. After "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
-    """
-    delay = min(cap_s, base_s * 2.0 ** min(failures - 1, 60))
-    return delay / 2 + rng.random() * delay / 2

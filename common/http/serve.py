@@ -52,7 +52,8 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.workers.gthread import ThreadWorker
 from gunicorn.workers.workertmp import WorkerTmp
 
-from usher.common.base.clock import backoff_s
+from usher.common.base.backoff import backoff_s
+from usher.common.base.clock import CHANCE
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import CRITICAL, DEBUG, ERROR, WARNING, event, flush
 from usher.common.http.tls import ServerTls
@@ -597,7 +598,7 @@ class _Program(BaseApplication):
             is_early = now - self._started_s < _SHORT_LIFE_S and not self.ends.shared[0]
             self._early_deaths = self._early_deaths + 1 if is_early else 0
             too_many = self._early_deaths - _MOST_AT_ONCE
-            pause_s = backoff_s(too_many, 0.5, 10.0) if too_many > 0 else 0.0
+            pause_s = backoff_s(too_many, 0.5, 10.0, CHANCE) if too_many > 0 else 0.0
             event(
                 "worker_started_again",
                 level=WARNING,

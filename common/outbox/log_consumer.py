@@ -32,8 +32,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from usher.common.base.backoff import backoff_s
 from usher.common.base.callables import unfinished_kind
-from usher.common.base.clock import backoff_s
+from usher.common.base.clock import CHANCE
 from usher.common.base.errors import RedisTrouble, SqlTrouble, StartRefused, UsherError
 from usher.common.base.log import ERROR, WARNING, event
 from usher.common.base.text import parse_json
@@ -318,7 +319,7 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
                         told_s = time.monotonic()
                         about: dict[str, Any] = {"name": self._name, "failures": failures, "problem": str(trouble)}
                         event("log_consumer_retrying", level=WARNING, **about)
-                    time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)))
+                    time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, CHANCE)))
 
     def step(self, handle: Handle, wait_s: float = 0.0, on_error: OnError | None = None) -> int:
         """Handle one batch, waiting up to ``wait_s`` seconds for one; return how many entries the checkpoint moved

@@ -37,8 +37,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
+from usher.common.base.backoff import backoff_s
 from usher.common.base.callables import unawaitable_reason, unfinished_kind
-from usher.common.base.clock import backoff_s, now_s
+from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.errors import GiveUp, GroupMissing, RedisTrouble, ReplyUnknown, RetryLater, UsherError, readable
 from usher.common.base.log import ERROR, WARNING, event
 from usher.common.base.text import format_error
@@ -600,7 +601,7 @@ class StreamDesk(Service):
             self._give_up(message, "attempts_exhausted", error)
             return
         else:
-            wait_s = backoff_s(message.failures, options.retry_s, options.retry_cap_s)
+            wait_s = backoff_s(message.failures, options.retry_s, options.retry_cap_s, CHANCE)
         if was_suspect or not isinstance(problem, RetryLater):
             self._charges[message.stream_id] = message.failures  # a suspect's start was noted as one that fails
         about: dict[str, Any] = {"id": message.id, "attempt": message.attempt, "error": error[:500]}

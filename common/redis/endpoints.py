@@ -160,7 +160,7 @@ class _ToldServer(Server):
         given = {"username": unquote(user), "password": unquote(password)}
         self._given: dict[str, Any] = {name: value for name, value in given.items() if value}
         self._tls: dict[str, Any] = {}
-        self._kind = redis.Connection
+        self._kind: Any = redis.Connection
         if parts.scheme in _OVER_TLS:
             query = urlencode({name: values[0] for name, values in self._query.items() if name != _SENTINEL_PASSWORD})
             read: Mapping[str, Any] = parse_url(f"rediss://host?{query}")

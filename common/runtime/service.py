@@ -20,7 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from usher.common.base.clock import backoff_s, now_s
+from usher.common.base.backoff import backoff_s
+from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.errors import RedisTrouble, SqlTrouble, StartRefused
 from usher.common.base.log import CRITICAL, ERROR, WARNING, event
 
@@ -160,7 +161,7 @@ class Service:
             level = WARNING if expected else ERROR
             facts: dict[str, Any] = {"problem": self._trouble, "failures": self._failures, "exc_info": not expected}
             event("service_retrying", level=level, service=self.name, **facts)
-        return backoff_s(self._failures, _FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        return backoff_s(self._failures, _FIRST_PAUSE_S, LONGEST_PAUSE_S, CHANCE)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from weakref import WeakValueDictionary
 
 import orjson
 
-from usher.common.base.clock import backoff_s, now_s
+from usher.common.base.backoff import backoff_s
+from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.errors import Behind, CallTimeout, Failed, NotNow, ReplyUnknown, UsherError
 from usher.common.observability.tracing import context_fields, sending
 from usher.common.protocol.keys import REPLY_FIELD, Keys, LogKeys, uid_key, waiting_key
@@ -450,7 +451,7 @@ class Producer(AbstractContextManager["Producer"]):
                     return call()
             except (NotNow, ReplyUnknown) as trouble:
                 failures += 1
-                pause_s = backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+                pause_s = backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, CHANCE)
                 if (isinstance(trouble, ReplyUnknown) and not recognisable) or now_s() + pause_s > until_s:
                     raise
                 time.sleep(pause_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from usher.common.base.clock import backoff_s
+from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import GiveUp, Invalid, RetryLater
 from usher.common.base.text import format_error
 from usher.common.protocol.attempts import CLEARED, CUT_OFF, GIVEN_UP, Attempts

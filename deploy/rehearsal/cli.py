@@ -23,7 +23,8 @@ import orjson
 from pydantic import Field
 from rich.text import Text
 
-from usher.common.base.clock import backoff_s, now_s, wall_ms
+from usher.common.base.backoff import backoff_s
+from usher.common.base.clock import CHANCE, now_s, wall_ms
 from usher.common.base.durations import Number, option
 from usher.common.base.errors import MessageUndecodable, RedisTrouble, ReplyUnknown, StartRefused
 from usher.common.base.text import escape_control, pluralize
@@ -535,7 +536,7 @@ class Replay:
             except ReplyUnknown:
                 if failures == _TRIES:
                     raise
-                time.sleep(backoff_s(failures, 0.1, 2.0))
+                time.sleep(backoff_s(failures, 0.1, 2.0, CHANCE))
         raise AssertionError("not reached")
 
     def _look(self) -> int:

@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from usher.common.base.clock import backoff_s, now_s
+from usher.common.base.backoff import backoff_s
+from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.log import WARNING, event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.redis.client import Link
@@ -313,7 +314,7 @@ class Elector(Service):
         self._in_a_row = self._in_a_row + 1 if now - self._elected_s < _CALM_S else 0
         self._elected_s = now
         self._next_election_s = (
-            now + backoff_s(self._in_a_row, _FIRST_PAUSE_S, _LONGEST_PAUSE_S) if self._in_a_row else now
+            now + backoff_s(self._in_a_row, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, CHANCE) if self._in_a_row else now
         )
 
     def on_end(self) -> None:
