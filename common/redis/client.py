@@ -35,9 +35,9 @@ from usher.common.base.errors import (
 )
 from usher.common.base.log import redacted
 from usher.common.base.text import info_lines
+from usher.common.redis import scripts
 from usher.common.redis.endpoints import ClusterNode, Place, connection_beside, server_of
 from usher.common.redis.private_names import socket_of
-from usher.common.redis.scripts import source, with_memory_flag
 
 Arg = bytes | str | int | float
 
@@ -319,20 +319,23 @@ class Link:
         return _checked(self.try_each(name, [(keys, args) for args in each]))
 
     def try_each(self, name: str, each: Sequence[tuple[Sequence[str | bytes], Sequence[Arg]]]) -> list[Any]:
-        """Run step ``name`` with each of these keys and arguments, at once. The answer of a run that did not happen, or
-        whose outcome is unknown, is the exception that ``run`` raises."""
-        digest = self.digest(name)
+        """Run step ``name`` with each of these keys and arguments, in two round trips. The answer of a run that did not
+        happen, or whose outcome is unknown, is the exception that ``run`` raises."""
+        if not each:
+            return []
         try:
-            answers = self.pipeline([("EVALSHA", digest, len(keys), *keys, *args) for keys, args in each])
+            first = self.run(name, *each[0])  # from now on Redis knows the script
+        except CommandRefused as refused:  # only this run: the others may be fine
+            first = refused
         except RedisTrouble as trouble:
-            return [trouble] * len(each)
-        for place, (keys, args) in enumerate(each):
-            if isinstance(answers[place], ScriptMissing):
-                try:
-                    answers[place] = self.run(name, keys, args)
-                except (RedisTrouble, CommandRefused) as refused:
-                    answers[place] = refused
-        return answers
+            not_sent = NotNow("CONNECT", f"not sent, because an earlier command failed: {trouble}")
+            return [trouble, *[not_sent] * (len(each) - 1)]
+        digest = self.digest(name)
+        commands = [("EVALSHA", digest, len(keys), *keys, *args) for keys, args in each[1:]]
+        try:
+            return [first, *self.pipeline(commands)]
+        except RedisTrouble as trouble:  # the first run has happened, and the caller must hear of it
+            return [first, *[trouble] * (len(each) - 1)]
 
     def digest(self, name: str) -> str:
         """Return the digest by which Redis knows step ``name``. The text is made again when Redis asks for it."""
@@ -359,7 +362,7 @@ class Link:
 
     def _text(self, name: str) -> str:
         """Return step ``name`` as this server understands it, as far as that is known."""
-        return with_memory_flag(source(name)) if self._reads_flags else source(name)
+        return scripts.with_memory_flag(scripts.source(name)) if self._reads_flags else scripts.source(name)
 
     def _run_text(self, name: str, arguments: Sequence[Arg], missing: ScriptMissing) -> Any:
         self._loaded_over = None
