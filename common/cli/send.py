@@ -265,20 +265,13 @@ def send(flags: dict[str, Any], **given: Any) -> None:
         _check_gathered(settings, flags)
     url = resolve_redis_url(settings)
     with contextlib.ExitStack() as stack:
-        source: Any = [Outgoing(given["ticket"], fields_of(given["fields"], settings.ticket_field))]
-        if given["csv_path"] is not None:
-            source = stack.enter_context(CsvSource(given["csv_path"], given["key"], settings.ticket_field))
-        elif given["simulate"] is not None:
-            source = incidents(given["simulate"], given["tickets"], given["seed"])
-        _check_time(source)
+        source = _source(given, settings.ticket_field, stack)
         check_reachable(url)
         link = stack.enter_context(Link(url, "usher:send"))
         stream, field, dedup_s = settings.one_stream, settings.ticket_field, given["dedup"] or 0.0
         producer = Producer(link, stream, field, dedup_s, patience_s=_PATIENCE_S if dedup_s else 0.0)
-        if dedup_s:
-            source = _recognisable(source, given)
         before = _waiting(link, stream) if given["wait"] else lambda: None
-        if given["wait"] and isinstance(source, list):
+        if given["wait"] and given["ticket"]:
             before()
             sys.exit(_answered(Producer(url, stream, field), source[0], given["timeout_s"]))
         sys.exit(_sent(producer, stream, source, given, before, _due(given, link)))
@@ -329,13 +322,25 @@ def _check_gathered(settings: CommonSettings, flags: dict[str, Any]) -> None:
         )
 
 
-def _check_time(source: Any) -> None:
-    """Refuse a field that looks as if it said when a message is due, and would not."""
-    names = source.columns if isinstance(source, CsvSource) else source[0].fields if isinstance(source, list) else ()
+def _source(given: dict[str, Any], ticket_field: str, stack: contextlib.ExitStack) -> Any:
+    """Return the messages. Refuse those without what --dedup knows them by, and with a field that looks as if it said
+    when they are due, and would not."""
+    if given["simulate"] is not None:
+        made = incidents(given["simulate"], given["tickets"], given["seed"])
+        return numbered(made, f"simulated-{given['seed']}-{given['tickets']}") if given["dedup"] else made
+    fields = fields_of(given["fields"], ticket_field)
+    source: Any = [Outgoing(given["ticket"], fields)]
+    names, uid = list(fields), "field uid=..."
+    if given["csv_path"] is not None:
+        source = stack.enter_context(CsvSource(given["csv_path"], given["key"], ticket_field))
+        names, uid = source.columns, "column uid"
     if DUE_FIELD.decode() in names:
         raise click.UsageError(
             f"a field {DUE_FIELD.decode()} delays nothing here: say it with --after or --at, or give it another name"
         )
+    if given["dedup"] and "uid" not in names:
+        raise click.UsageError(f"--dedup needs a {uid}: by it a message is recognised when it is sent again")
+    return source
 
 
 def _due(given: dict[str, Any], link: Link) -> Callable[[], int | None]:
@@ -344,19 +349,11 @@ def _due(given: dict[str, Any], link: Link) -> Callable[[], int | None]:
     after_s = given["after_s"]
     if after_s is None:
         return lambda: given["at_ms"]
-    from_now_ms = redis_ms(link) + after_s * 1000 - now_s() * 1000
+    try:
+        from_now_ms = redis_ms(link) + after_s * 1000 - now_s() * 1000
+    except CommandRefused:  # this user has no right to TIME
+        return lambda: Producer.ms_from_now(after_s)
     return lambda: int(from_now_ms + now_s() * 1000)
-
-
-def _recognisable(source: Any, given: dict[str, Any]) -> Any:
-    if given["simulate"] is not None:
-        return numbered(source, f"simulated-{given['seed']}-{given['tickets']}")
-    if isinstance(source, CsvSource):
-        if "uid" not in source.columns:
-            raise click.UsageError("--dedup needs a column uid: by it a message is recognised when it is sent again")
-    elif "uid" not in source[0].fields:
-        raise click.UsageError("--dedup needs a field uid=...: by it the message is recognised when it is sent again")
-    return source
 
 
 def fields_of(pairs: Sequence[str], ticket_field: str = "") -> dict[str, str]:
