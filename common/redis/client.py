@@ -246,9 +246,6 @@ class Link:
         # The connection over which steps were loaded for others, and when Redis is asked whether it still knows them.
         self._loaded_over: int | None = None
         self._next_load_s = 0.0
-        self._begin(url, name, timeout_s)
-
-    def _begin(self, url: str, name: str, timeout_s: float) -> None:
         # The URL is parsed now, so that an unreadable one is an error at once (ValueError).
         self._server = server_of(url)
         self._connection: Any = self._server.connection(name, timeout_s) if self._server.is_fixed else None
@@ -595,12 +592,8 @@ class ClientLink(Link):
     """A link of its own to where a redis-py client of the application leads."""
 
     def __init__(self, client: Any, name: str, timeout_s: float = 5.0) -> None:
-        self._client = client
-        super().__init__("", name, timeout_s)
-
-    def _begin(self, url: str, name: str, timeout_s: float) -> None:
-        self._server = server_of("redis://")  # the connection leads elsewhere, and is never made anew
-        self.url, self._connection = connection_beside(self._client, name, timeout_s)
+        super().__init__("redis://", name, timeout_s)
+        self.url, self._connection = connection_beside(client, name, timeout_s)  # which is never made anew
 
 
 def check_reachable(url: str) -> None:
