@@ -24,7 +24,6 @@ from usher.common.protocol.run_log import Ran
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link, SameServer
 from usher.common.redis.replies import Order
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import call_in_children
 from usher.common.runtime.service import Service, stalled
 from usher.consumer.execution.acker import Acker
@@ -298,7 +297,7 @@ class Incarnation:
     def steps(self, role: str, timeout_s: float = 5.0) -> OwnerScripts:
         """Return the owner's scripts over a connection of their own."""
         link = Link(self._redis_url, f"consumer:{self.name}:{role}", timeout_s, self._same_server)
-        return OwnerScripts(ScriptRunner(link), self._keys, self._registration)
+        return OwnerScripts(link, self._keys, self._registration)
 
     def _make_reader(self, is_batch: bool, ending: ProcessEnding) -> InboxReader:
         settings, steps = self._settings, self.steps("read")

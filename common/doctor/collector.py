@@ -40,7 +40,6 @@ from usher.common.redis.acl import AclProgram, programs
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.endpoints import CLUSTER, SENTINEL, mode
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_leases, redis_ms, span_of
-from usher.common.redis.scripts import ScriptRunner
 
 #: Most sources that are looked at; and of one call.
 _MOST_LOOKED_AT, _PAGE = 5000, 100
@@ -67,7 +66,6 @@ class _Look(NamedTuple):
 class SourcesReader:
     def __init__(self, link: Link, keys: Keys, sources: SourceSelection) -> None:
         self._link = link
-        self._scripts = ScriptRunner(link)
         self._keys = keys
         self._sources = sources
         self._rows: list[dict[str, Any]] = []  # of the last overview; those that need a person first
@@ -148,7 +146,7 @@ class SourcesReader:
                 return
 
     def _look(self, sources: Sequence[bytes]) -> Iterator[_Look]:
-        flat = self._scripts.run("look_at_sources", sources, (self._keys.group, _MOST_COUNTED))
+        flat = self._link.run("look_at_sources", sources, (self._keys.group, _MOST_COUNTED))
         for source, state, lag, more in zip(sources, flat[::3], flat[1::3], flat[2::3], strict=True):
             yield _Look(source, state.decode(), lag, bool(more))
 

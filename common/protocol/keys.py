@@ -206,7 +206,7 @@ class Keys:
 
     def signed_out(self, session: str) -> str:
         """String with PX: a session of the page whose user has signed out; kept as long as its cookie is good. Written
-        by any master (master/operations/signed_out.py)."""
+        by any master (common/http/auth.py)."""
         return f"{self.prefix}signed-out:{session}"
 
     def inbox(self, incarnation: str) -> str:

@@ -22,7 +22,6 @@ from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import encode as encode_error
 from usher.common.protocol.run_log import CRASHED, encode, encode_kept
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.handlers.error_trace import own_line
 from usher.consumer.lifecycle.journal import Former, Journal
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
@@ -86,7 +85,7 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
     Raises what ``Link.call`` raises."""
     try:
         with Link(url, f"consumer:{former.incarnation}:last") as link:
-            noted = note_crash(ScriptRunner(link), keys, former, run_log_length)
+            noted = note_crash(link, keys, former, run_log_length)
     except CommandRefused as refused:  # Redis will not accept it later either, and we have work to do
         event("attempts_not_recorded", level=ERROR, messages=len(former.left), why=str(refused))
         noted = []
@@ -108,7 +107,7 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
             event("handler_interrupted", level=WARNING, **facts)
 
 
-def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
+def note_crash(link: Link, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
     suspected = suspects(former.left, former.is_explained, former.is_from_outside, former.by_itself)
     left_ones = former.left
     runs = [Finished(one.ticket, one.stream_id, one.fence, one.before.starts, one.start_us, 0) for one in left_ones]
@@ -119,6 +118,6 @@ def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length
         args += (left.stream_id, attempts.starts, attempts.failures, attempts.crashes, attempts.losses)
         args.append(kept[left.stream_id])
     script_keys = (keys.stream, keys.attempts, keys.runs, keys.noted(former.incarnation), keys.errors, keys.failures)
-    reply = scripts.run("note_crash", script_keys, args)
+    reply = link.run("note_crash", script_keys, args)
     noted = set(reply[1])
     return [(left, attempts) for left, attempts in suspected if left.stream_id in noted]

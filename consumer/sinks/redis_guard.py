@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import GiveUp, NotNow, ReplyUnknown
 from usher.common.protocol.message import key_bytes
 from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket, is_rehearsal
 
 #: A script in a folder of its own: it runs on the Redis of the effects, so Usher's own user does not need its commands
@@ -88,7 +87,7 @@ class RedisGuard:
         arguments: list[Arg] = [fence, uid, self._keep_ms, self._keep_most, *words]
         try:
             own = [f"usher:guard:{self._name}:{fenced_ticket(message)}:{kind}" for kind in ("fence", "uids")]
-            kind, *rest = self._runner().run(_SCRIPT, [*own, *touched], arguments)
+            kind, *rest = self._linked().run(_SCRIPT, [*own, *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:
             raise SinkNotNow(
                 f"Redis cannot apply it for the moment, or applied it and its reply was lost: {trouble}", _AGAIN_S, True
@@ -110,13 +109,12 @@ class RedisGuard:
             made[1].close()
             del self._mine.made
 
-    def _runner(self) -> ScriptRunner:
+    def _linked(self) -> Link:
         made = getattr(self._mine, "made", None)
         if made is None or made[0] != os.getpid():  # a forked child must not use its parent's connection
-            link = Link(self._url, "usher:guard")
-            made = self._mine.made = (os.getpid(), link, ScriptRunner(link))
-        runner: ScriptRunner = made[2]
-        return runner
+            made = self._mine.made = (os.getpid(), Link(self._url, "usher:guard"))
+        link: Link = made[1]
+        return link
 
 
 def _raw(word: Arg) -> Arg:

@@ -39,7 +39,6 @@ from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.stream_id import is_id, milliseconds, rank
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import group_of, record_or_none
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.consumer.isolation.process import NOT_RUN, CallResult, HandlerProcess, Piece, ProcessSpec
@@ -276,7 +275,6 @@ class Candidates:
         self._link = link
         self._keys = keys
         self._field = ticket_field
-        self._scripts = ScriptRunner(link)
         self._letters = DeadLetters(link, keys)
         self._on_page = on_page
         #: What was not searched, as sentences.
@@ -397,7 +395,7 @@ class Candidates:
         looked_at, is_all = 0, False
         while not is_all:
             args = ("XREVRANGE", start, "-", at_once, *wanted)
-            count, last, found, is_all = self._scripts.run("find_entries", (key,), args)
+            count, last, found, is_all = self._link.run("find_entries", (key,), args)
             looked_at, start = looked_at + count, b"(" + last
             self._on_page(what, looked_at)
             yield found, None if is_all else last
@@ -488,7 +486,6 @@ class Replay:
     done: list[Replayed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._scripts = ScriptRunner(self.link)
         self._queues: dict[bytes, deque[Candidate]] = {}
         self._running: dict[bytes, Candidate] = {}  # by the new id
 
@@ -534,7 +531,7 @@ class Replay:
         for failures in range(1, _TRIES + 1):
             try:
                 keys = (stream, stream, stream, uid_key(stream, uid))
-                [[new_id, _]], _ = self._scripts.run("send", keys, (_KNOWN_MS, 0, "", 0, len(fields), *fields))
+                [[new_id, _]], _ = self.link.run("send", keys, (_KNOWN_MS, 0, "", 0, len(fields), *fields))
                 return bytes(new_id)
             except ReplyUnknown:
                 if failures == _TRIES:

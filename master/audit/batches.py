@@ -27,7 +27,6 @@ from usher.common.protocol.message import LONGEST_TICKET, UNREADABLE_DUE, ticket
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, facts_of, first_of, pairs, parse_inbox
-from usher.common.redis.scripts import ScriptRunner
 
 PAGE = 10_000  # entries of a page of the pending list: with fewer, round trips count; with more, memory (10 MB a page)
 _BODY_PAGE_BYTES = 4 << 20  # of a page of bodies: the number of entries follows from the weight of the last ones
@@ -353,11 +352,11 @@ def again(
     link: Link, keys: Keys, ids_of: Mapping[bytes, Collection[str]], gone: Collection[str]
 ) -> tuple[Iterable[pa.RecordBatch], ...]:
     """Read the tables ``AGAIN`` of entries, each ticket at one moment. ``gone``: they are in the stream no more."""
-    names, scripts, answers = (keys.stream, keys.tickets, keys.attempts), ScriptRunner(link), list[Any]()
+    names, answers = (keys.stream, keys.tickets, keys.attempts), list[Any]()
     tickets = [(name, [*filter(None, ids)]) for name, ids in sorted(ids_of.items(), reverse=True)]
     asked: list[list[bytes | str]] = [[keys.group, name, *ids] for name, ids in tickets]
     for at in range(0, len(asked), _AGAIN):
-        answers += scripts.run_each("look_again", names, asked[at : at + _AGAIN])
+        answers += link.run_each("look_again", names, asked[at : at + _AGAIN])
     entries, records, counts = dict[str, tuple[Any, ...]](), dict[bytes, bytes](), dict[bytes, bytes]()
     for (name, ids), (record, *rows) in zip(tickets, answers, strict=True):
         if record is not None:

@@ -65,7 +65,7 @@ class ChartKeeper(LeaderService):
         return made | charts.marks(now_ms, former, self._lead.epoch or 0, self._lead.leader_url or "", self._fleet())
 
     def _level(self) -> tuple[int, dict[str, Any]]:
-        keys, seen = self._keys, stream_sums(self._link, self._scripts, self._keys, 0)
+        keys, seen = self._keys, stream_sums(self._link, self._keys, 0)
         asked = [("XINFO", "STREAM", keys.stream), ("XREVRANGE", keys.runs, "+", "-", "COUNT", 1)]
         now_ms = redis_ms(self._link)
         stream, last, failed = self._link.pipeline([*asked, ("HGET", keys.failures, "failed")])

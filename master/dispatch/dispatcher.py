@@ -26,7 +26,6 @@ from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import SAME_MEMORY, Link
 from usher.common.redis.replies import TicketStream, read_command, record_or_none
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Report
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, PositionSaver, StreamCursor, TicketEntry
@@ -61,7 +60,6 @@ class Dispatcher(Service):
         """Make a dispatcher that waits on ``notifier``; without one it reads the stream at every turn."""
         super().__init__(notifier)
         self._link = link
-        self._scripts = ScriptRunner(link)
         self._stream = TicketStream(link, keys)
         self._keys = keys
         self._lead = lead
@@ -208,7 +206,7 @@ class Dispatcher(Service):
         self._drop_memory()
         limits, started = self._limits, now_s()
         field, longest = limits.ticket_field, limits.longest_message
-        steps = LeaderScripts(self._scripts, self._keys, epoch, field, longest, self.counts, self._marks)
+        steps = LeaderScripts(self._link, self._keys, epoch, field, longest, self.counts, self._marks)
         steps.check()
         self._connection = self._link.connections
         found = Takeover(self._link, self._keys, self._stream, steps, self._new_board(), self.made_progress)

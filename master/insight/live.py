@@ -48,7 +48,6 @@ from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank, seq
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import Entry, first_of, pairs
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.insight.formatting import ticket_url, visible
 from usher.master.insight.stats import stream_sums, tickets_of
@@ -105,7 +104,6 @@ class StuckTickets:
         in_memory: Callable[[bytes], Parked | None] = lambda ticket: None,
     ) -> None:
         self._link, self._keys, self._field, self._in_memory = link, keys, ticket_field, in_memory
-        self._scripts = ScriptRunner(link)
         self._candidates: dict[bytes, Head] = {}
         self.moved_ms: Mapping[bytes, int] = {}
         self._waiting: Counter[bytes] = Counter()  # by ticket: entries seen under ``master``
@@ -213,7 +211,7 @@ class StuckTickets:
         under = {row[0] for row in rows if row[1] == MASTER}
         self._reached = max(under, key=rank) if len(under) == most else b""
         ids = [*sorted(under, key=rank), *sorted({row[0] for row in rows} - under, key=rank)[:_PENDING]]
-        found, first = list(tickets_of(self._scripts, self._keys, self._field, ids)), dict[bytes, Head]()
+        found, first = list(tickets_of(self._link, self._keys, self._field, ids)), dict[bytes, Head]()
         for entry_id, ticket in found:
             if entry_id in under:
                 known = first.get(ticket, Head(ticket, b"", 0, entry_id, 0))
@@ -289,7 +287,7 @@ class LiveOverview(Service):
         by_tenant: Callable[[], Mapping[str, tuple[int, int]]] = dict,
     ) -> None:
         super().__init__()
-        self._link, self._scripts, self._letters, self._keys = link, ScriptRunner(link), DeadLetters(link, keys), keys
+        self._link, self._letters, self._keys = link, DeadLetters(link, keys), keys
         self._lease_ms, self._by_tenant = lease_ms, by_tenant
         self._given: deque[tuple[int, Mapping[str, tuple[int, int]]]] = deque(maxlen=5)
         self.queue: Queue | None = None
@@ -410,7 +408,7 @@ class LiveOverview(Service):
 
     def _take_sample(self, most_counted: int) -> dict[str, Any]:
         began_s = now_s()
-        seen = stream_sums(self._link, self._scripts, self._keys, most_counted)
+        seen = stream_sums(self._link, self._keys, most_counted)
         seen["look_ms"] = round(1000 * (now_s() - began_s), 1)
         del seen["rules"], seen["behind"], seen["delivered"]
         self._by_name, self._told = seen.pop("by_name"), seen.pop("told")

@@ -17,7 +17,6 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import pairs, parse_span
-from usher.common.redis.scripts import ScriptRunner
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
 from usher.master.policy.trim import Cut, Refused, Retention, RetentionFacts, decide
@@ -51,7 +50,7 @@ class Trimming:
     """The steps of trimming one stream, over a link of the caller's thread."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link, self._scripts, self._keys, self._log_keys = link, ScriptRunner(link), keys, LogKeys(keys.stream)
+        self._link, self._keys, self._log_keys = link, keys, LogKeys(keys.stream)
 
     def facts(self) -> RetentionFacts:
         """Return what each reader needs now. Raises CommandRefused, GroupMissing, and what ``Link.call`` raises."""
@@ -63,7 +62,7 @@ class Trimming:
     def cut(self, floor: bytes, *, archived_only: bool = False, at_once: int | None = None) -> Iterator[int]:
         """Cut below ``floor``, page by page; yield the number of entries cut. Raises StillNeeded; no reader needed what
         was cut before that."""
-        for page in cut_each(self._scripts, {self._keys.stream: floor}, at_once or AT_ONCE, archived_only):
+        for page in cut_each(self._link, {self._keys.stream: floor}, at_once or AT_ONCE, archived_only):
             [cut] = page.values()
             if isinstance(cut, Exception):
                 raise cut
@@ -74,7 +73,7 @@ class Trimming:
         total, last = 0, b"0-0"
         while total < COUNTED:
             args = ("XRANGE", b"(" + last, b"(" + floor, _PAGE, "")
-            found, last, _, is_all = self._scripts.run("find_entries", (self._keys.stream,), args)
+            found, last, _, is_all = self._link.run("find_entries", (self._keys.stream,), args)
             total += found
             if is_all:
                 break
@@ -95,7 +94,7 @@ class Trimming:
 
 
 def cut_each(
-    scripts: ScriptRunner, floors: Mapping[str, bytes], at_once: int, archived_only: bool, gathered_by: str = ""
+    link: Link, floors: Mapping[str, bytes], at_once: int, archived_only: bool, gathered_by: str = ""
 ) -> Iterator[dict[str, int | StillNeeded | CommandRefused]]:
     """Cut each of these streams below its floor, at most ``at_once`` entries of each with each flight of calls. Yield
     of each how many went with a flight, or why it is not cut any more. Only whole nodes of a stream go: up to some
@@ -103,7 +102,7 @@ def cut_each(
     most = dict.fromkeys(floors, at_once)
     while most:
         calls = [cut_call(one, floors[one], count, archived_only, gathered_by) for one, count in most.items()]
-        cut: dict[str, Any] = dict(zip(most, scripts.try_each("trim", calls), strict=True))
+        cut: dict[str, Any] = dict(zip(most, link.try_each("trim", calls), strict=True))
         for stream, reply in cut.items():
             if isinstance(reply, Exception) and not isinstance(reply, CommandRefused):
                 raise reply
@@ -113,7 +112,7 @@ def cut_each(
                 who, below = reply[1].decode("utf-8", "backslashreplace"), floors[stream].decode()
                 cut[stream] = StillNeeded(f"{who} needs entries below {below} by now; nothing more was cut")
         nothing = [stream for stream, count in cut.items() if count == 0]
-        lengths = dict(zip(nothing, scripts.link.all_of([("XLEN", one) for one in nothing]), strict=True))
+        lengths = dict(zip(nothing, link.all_of([("XLEN", one) for one in nothing]), strict=True))
         yield cut
         # A node of a longer stream may hold more than one call cuts (stream-node-max-entries): it goes as a whole or
         # not at all.

@@ -20,9 +20,9 @@ import enum
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from usher.common.protocol.owner_words import HALTED, is_given_back, is_waiting
+from usher.common.protocol.keys import HALTED
 from usher.common.protocol.stream_id import rank
-from usher.common.protocol.ticket_states import TicketState
+from usher.common.protocol.ticket_states import TicketState, is_given_back, is_waiting
 
 #: Code of a reason of a halted ticket: not all letters were searched for the one that it waits for.
 LETTER_UNKNOWN = "letter_unknown"

@@ -25,7 +25,6 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs, redis_ms
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.redis.tracking import ChangeEar
 from usher.common.runtime.service import Service
 from usher.master.leader.limits import BATCH
@@ -117,7 +116,6 @@ class SourceTrimmer(Service):
     def __init__(self, link: Link, group: str, gatherer: Gatherer, every_s: float, retention: Retention) -> None:
         super().__init__()
         self._link = link
-        self._scripts = ScriptRunner(link)
         self._group = group
         self._gatherer = gatherer
         self._every_s = every_s
@@ -179,7 +177,7 @@ class SourceTrimmer(Service):
         ``Trimming.cut``: Redis does all of them before it does anything else."""
         names = {source.decode(): floor for source, floor in floors.items()}
         at_once = max(_LEAST_AT_ONCE, AT_ONCE // max(1, len(floors)))
-        for page in cut_each(self._scripts, names, at_once, self._retention.archived_only, self._group):
+        for page in cut_each(self._link, names, at_once, self._retention.archived_only, self._group):
             for source, cut in zip(map(str.encode, page), page.values(), strict=True):
                 if isinstance(cut, CommandRefused):
                     if "no such key" not in str(cut):

@@ -25,12 +25,11 @@ from usher.common.base.log import WARNING, event
 from usher.common.http.app import Problem, answer, parse_json, read_body, read_json, read_query, unprocessable
 from usher.common.http.auth import caller, must_be_for
 from usher.common.http.credentials import Role
-from usher.common.http.fields import Fitting, PageLimit, StreamId, TicketId
+from usher.common.http.fields import PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
 from usher.common.protocol.message import LONGEST_NAME, check_field_name
 from usher.common.protocol.registration import (
     MOST_SLOTS,
-    NAME,
     NO_LOCK,
     RETRYING_HEADER,
     WINDOW_HEADER,
@@ -40,7 +39,7 @@ from usher.common.protocol.registration import (
 from usher.common.protocol.stream_id import is_id
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.runtime.service import Health, Service, judge
-from usher.common.runtime.settings import checked_by
+from usher.common.runtime.settings import ConsumerName, checked_by
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
 from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
@@ -237,13 +236,9 @@ _TICKETS_ON_A_PAGE, _MOST_TICKETS_ON_A_PAGE = 100, 200
 _TICKETS_PATH = b"/api/tickets/"
 TICKET_PROBLEMS = {404: "unknown_ticket", 422: "ticket ids have 1 to 256 bytes"}
 
-_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_LOCK = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _MESSAGE_IDS = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20})*")
-_CURSOR = re.compile(r"[0-9]{0,19}")
 
 
-_Name = Annotated[str, Fitting(NAME, "must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit")]
 _HealthUrl = Annotated[
     str,
     checked_by(host_of),
@@ -257,13 +252,13 @@ _HealthUrl = Annotated[
         }
     ),
 ]
-_Uuid = Annotated[str, Fitting(_UUID, "must be 1 to 64 of A-Z a-z 0-9 _ -")]
-_Lock = Annotated[str, Fitting(_LOCK, "must be 1 to 200 of A-Z a-z 0-9 . _ : -")]
+_Uuid = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+_Lock = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,200}$")]
 _Incarnation = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}$")]
 _TICKET_ID = {"type": "string", "minLength": 1, "maxLength": _LONGEST_TICKET_ID}
 #: As bytes, and without a check of each: reports come all the time (``read_report``). Never passed to Redis.
 _MessageId = Annotated[bytes, WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,20}$"})]
-_Cursor = Annotated[str, Fitting(_CURSOR, "must be a cursor from an earlier answer")]
+_Cursor = Annotated[str, StringConstraints(pattern=r"^[0-9]{0,19}$")]
 
 
 class _Registration(BaseModel):
@@ -271,7 +266,7 @@ class _Registration(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    name: _Name = Field(validation_alias=AliasChoices("name", "consumer_name"))
+    name: ConsumerName = Field(validation_alias=AliasChoices("name", "consumer_name"))
     health_url: _HealthUrl = Field(validation_alias=AliasChoices("health_url", "healthURL"))
     uuid: _Uuid | None = None
     slots: int = Field(1, ge=1, le=MOST_SLOTS)

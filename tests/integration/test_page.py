@@ -14,7 +14,6 @@ from werkzeug.test import Client
 from tests.doors import Site, busy, sign_in
 from tests.integration.factories import World
 from usher.cli import usher
-from usher.common.http.auth import SignedOut
 from usher.common.http.credentials import Identity, Role
 
 _PAGES = (
@@ -287,7 +286,7 @@ def test_a_session_whose_user_has_signed_out_is_none_at_any_master_although_its_
     cookie = sites[0].client.get_cookie("usher")
     assert cookie is not None
     for site, other in zip(sites, others, strict=True):
-        site.app.extensions["usher_doorman"].ended = SignedOut(world.link, world.keys)
+        site.app.extensions["usher_doorman"].noted_in = world.link, world.keys
         other.set_cookie("usher", cookie.value)
         assert other.get("/api/messages/9-9").status_code == 404
     sites[0].post("/logout")

@@ -16,7 +16,7 @@ from tests.integration.test_charge import attempts
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import GIVEN_UP
-from usher.common.protocol.owner_words import RETURNED, is_waiting
+from usher.common.protocol.ticket_states import RETURNED, is_waiting
 from usher.common.redis.client import Link
 from usher.common.redis.replies import Order
 from usher.common.runtime.settings import CommonSettings

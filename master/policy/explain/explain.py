@@ -40,11 +40,11 @@ from typing import Any, NamedTuple
 from usher.common.base.text import label, pluralize, span, time_of_day
 from usher.common.doctor.judgements import NEARLY_FULL
 from usher.common.protocol.attempts import GIVEN_UP, NEVER, Attempts, attempts_told
+from usher.common.protocol.keys import HALTED
 from usher.common.protocol.last_error import LastError
-from usher.common.protocol.owner_words import HALTED, due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import milliseconds, rank
-from usher.common.protocol.ticket_states import TicketState
+from usher.common.protocol.ticket_states import TicketState, due_ms_of
 from usher.master.policy.board.plans import BoardFacts, Parked
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
