@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from usher.common.protocol.keys import Keys
-from usher.master.audit.findings import CHECKS, AuditFinding, Example, filled, look
+from usher.master.audit.findings import CHECKS, AuditFinding, Example, filled
 from usher.master.audit.job import AuditReport
 from usher.master.audit.settings import AuditChoices
 
@@ -24,14 +24,7 @@ def test_every_check_says_what_and_what_to_do(check: object) -> None:
     assert "{" not in filled(one.repair, FULL, KEYS).replace("{s}", ""), "everything is filled in"
 
 
-def test_lines_are_quoted_for_a_shell_and_need_what_they_name() -> None:
-    runs = "usher audit --streams s --group g runs"
-    assert look(FULL, KEYS) == f"{runs} --message 5-1"
-    assert look(Example("s", ticket="it's"), KEYS) == f"{runs} --ticket 'it'\"'\"'s'"
-    assert look(Example("s"), KEYS) == ""
-
-
-def test_what_is_to_be_done_is_quoted_for_a_shell_too() -> None:
+def test_what_is_to_be_done_is_quoted_for_a_shell() -> None:
     odd = Example("s", "5-1", "a b$(rm)", "c 1:1")
     assert "(HDEL '{s}:g:tickets' 'a b$(rm)'):" in filled(CHECKS["index_unreadable"].repair, odd, KEYS)
     assert filled(CHECKS["attempts_leaked"].repair, odd, KEYS) == "Delete the field: HDEL '{s}:g:attempts' 5-1."
