@@ -186,6 +186,13 @@ _ASKED: Mapping[str, tuple[str, str, str]] = {
     "stream": (STREAM, "stream", "nothing is known of the ticket stream"),
     "sources": (SOURCES, "gathering", "nothing is known of the streams that are gathered"),
 }
+#: By appendfsync: what is lost when redis-server is killed, and when its host loses power.
+_SLOW = "no loss was seen in tests; a write that waits for a slow disk may be lost"
+_LOST = {
+    "always": ("nothing is lost", "nothing is lost, if the disk keeps its word"),
+    "everysec": (_SLOW, "up to about a second of sends and acknowledgements is lost: resend; repeats are fenced"),
+    "no": (_SLOW, "what the kernel had not written is lost, half a minute or more"),
+}
 #: What troubles of sources mean, and what to do.
 _OF_SOURCES: Mapping[str, tuple[str, str]] = {
     "not_a_stream": (
@@ -254,21 +261,7 @@ def report(url: str, facts: DoctorFacts, findings: Iterable[DoctorFinding]) -> d
 
 def promise(facts: DoctorFacts) -> dict[str, str]:
     """Return what holds with this Redis, by the fault that comes."""
-    fsync, has_file = facts.setting("appendfsync") or "", facts.told("aof_enabled")
-    killed = {"always": "nothing is lost"}.get(
-        fsync, "no loss was seen in tests; a write that waits for a slow disk may be lost"
-    )
-    powerless = {
-        "always": "nothing is lost, if the disk keeps its word",
-        "everysec": "up to about a second of sends and acknowledgements is lost: resend; repeats are fenced",
-        "no": "what the kernel had not written is lost, half a minute or more",
-    }.get(fsync, "not known")
-    if has_file == "0" and facts.setting("save") == "":
-        killed = powerless = "all that Redis had is lost"
-    elif has_file == "0":
-        killed = powerless = "all since the last snapshot of Redis is lost, if it makes any"
-    elif has_file is None:
-        killed = powerless = "not known"
+    killed, powerless = _lost(facts)
     held = "nothing is lost, the order holds, one effective execution at a time"
     rows = {"a program of Usher is killed, paused or cut off": held, "redis-server is killed": killed}
     rows["its host loses power"] = powerless
@@ -276,6 +269,16 @@ def promise(facts: DoctorFacts) -> dict[str, str]:
         tail = "sends and acknowledgements that were not copied yet are lost: resend; repeats are fenced, order holds"
         rows["a replica is promoted"] = f"{tail} for the rest"
     return rows
+
+
+def _lost(facts: DoctorFacts) -> tuple[str, str]:
+    """Return what is lost when redis-server is killed, and when its host loses power."""
+    has_file = facts.told("aof_enabled")
+    if has_file == "0":
+        of_all = "all that Redis had is lost"
+        return (of_all if facts.setting("save") == "" else "all since the last snapshot of Redis is lost, if any",) * 2
+    known = _LOST.get(facts.setting("appendfsync") or "", (_LOST["no"][0], "not known"))
+    return known if has_file else ("not known", "not known")
 
 
 def write_trouble(*replies: Any) -> WriteTrouble | None:
@@ -332,24 +335,16 @@ def _append_only_file(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     if enabled is None:
         return
     if enabled == "0":
-        means = "a restart of Redis loses everything"
-        if facts.setting("save") != "":
-            means += " since its last snapshot, acknowledged or not"
-        if facts.number("connected_slaves"):
-            means += "; with replicas, an automatic restart wipes them too"
-        yield BAD("append-only file", "appendonly no", means, "set appendonly yes")
+        wiped = "; with replicas, an automatic restart wipes them too" if facts.number("connected_slaves") else ""
+        yield BAD(
+            "append-only file", "appendonly no", f"when it restarts, {_lost(facts)[0]}{wiped}", "set appendonly yes"
+        )
         return
     yield OK("append-only file", "appendonly yes", "Redis comes back with what it had")
-    fsync = facts.setting("appendfsync")
-    if fsync == "always":
-        means = "a power loss loses nothing that was acknowledged, if the disk keeps its word"
-        yield OK("fsync", "appendfsync always", means)
-    elif fsync == "everysec":
-        means = "a killed redis-server loses nothing; a power loss of its host up to about a second of sends and"
-        yield OK("fsync", "appendfsync everysec", f"{means} acknowledgements: resend those")
-    elif fsync is not None:
-        means = "a power loss loses what the kernel has not written yet: half a minute or more"
-        yield WARN("fsync", f"appendfsync {fsync}", means, "set appendfsync everysec")
+    if (fsync := facts.setting("appendfsync")) is not None:
+        means, do = "killed: {}; its host without power: {}".format(*_lost(facts)), "set appendfsync everysec"
+        is_bad = fsync == "no"
+        yield (WARN if is_bad else OK)("fsync", f"appendfsync {fsync}", means, do if is_bad else "")
     if facts.setting("no-appendfsync-on-rewrite") == "yes":
         means = "while the file is rewritten nothing is brought to disk: a power loss may then take up to half a minute"
         seen, do = "no-appendfsync-on-rewrite yes", "set no-appendfsync-on-rewrite no"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import sys
@@ -150,7 +149,8 @@ def _audited(settings: AuditChoices) -> AuditReport:
             with_link(settings, stream, store)
         except StartRefused as refused:  # memory or disk of Redis is full: the findings matter all the more
             problems.append(f"{stream}: the summary could not be stored, masters still show an earlier run: {refused}")
-    return dataclasses.replace(report, unproven=(*report.unproven, *problems))
+    report.unproven += tuple(problems)
+    return report
 
 
 @audit.command(
@@ -209,8 +209,7 @@ def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> No
                 one.run(again=again)
         found, unproven = ([told for one in proofs for told in getattr(one, what)] for what in ("fresh", "unproven"))
         figures, proven = {"executions": sum(one.executions for one in proofs)}, tuple(one.sentence() for one in proofs)
-        about = {"figures": figures, "proven": proven, "checks": PROVES}
-        report = AuditReport.of(settings, started_ns, found, unproven, **about)
+        report = AuditReport(settings, started_ns, found, unproven, figures, proven, PROVES)
         _show(report, as_json, archive=where(place), new=True)
         for one in () if again else proofs:
             one.commit()

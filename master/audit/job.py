@@ -17,7 +17,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, timedelta
 from itertools import chain
 from pathlib import Path
@@ -84,32 +84,26 @@ _ROW = ("stream", "dim", "name", "day", "executions", "done", "failed", "retries
 _TIMES = ("wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "run_p50_ms", "run_p95_ms", "run_p99_ms")
 
 
-@dataclass(frozen=True)
 class AuditReport:
-    """A run's report. ``proven``: of a proof, what it proves of each stream; ``checks``: the names of those made."""
+    """The report of a run that ends now. ``proven``: of a proof, what it proves of each stream; ``checks``: the names
+    of those made."""
 
-    run: str
-    started_ms: int
-    seconds: float
-    redis: str
-    streams: tuple[str, ...]
-    group: str
-    found: tuple[AuditFinding, ...]
-    unproven: tuple[str, ...]
-    figures: Mapping[str, Any]
-    proven: tuple[str, ...] = ()
-    checks: tuple[str, ...] = tuple(CHECKS)
-
-    @classmethod
-    def of(
-        cls, plan: AuditChoices, started_ns: int, found: Sequence[AuditFinding], unproven: Sequence[str], **more: Any
-    ) -> AuditReport:
-        """Return the report of a run that ends now."""
-        started_ms, took_s = started_ns // 1_000_000, round((time.time_ns() - started_ns) / 1e9, 3)
-        run = time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
-        about = (run, started_ms, took_s, redacted(plan.redis_url), plan.streams, plan.group)
-        worst_first = sorted(found, key=lambda one: (one.check.severity, one.check.name, one.stream))
-        return cls(*about, tuple(worst_first), tuple(unproven), **more)
+    def __init__(
+        self,
+        plan: AuditChoices,
+        started_ns: int,
+        found: Iterable[AuditFinding],
+        unproven: Iterable[str],
+        figures: Mapping[str, Any],
+        proven: tuple[str, ...] = (),
+        checks: tuple[str, ...] = tuple(CHECKS),
+    ) -> None:
+        self.started_ms, self.seconds = started_ns // 1_000_000, round((time.time_ns() - started_ns) / 1e9, 3)
+        began = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self.started_ms / 1000))
+        self.run = f"{began}.{self.started_ms % 1000:03d}Z"
+        self.redis, self.streams, self.group = redacted(plan.redis_url), plan.streams, plan.group
+        self.found = tuple(sorted(found, key=lambda one: (one.check.severity, one.check.name, one.stream)))
+        self.unproven, self.figures, self.proven, self.checks = tuple(unproven), figures, proven, checks
 
     @property
     def verdict(self) -> str:
@@ -140,11 +134,13 @@ def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
 
 def summary(report: AuditReport, stream: str) -> dict[str, Any]:
     """Return what Redis keeps for pages and metrics: findings of this stream, an example each; figures of the run."""
-    found = tuple(replace(one, examples=one.examples[:1]) for one in report.found if one.stream == stream)
-    told = document(replace(report, found=found))
+    found = [one for one in report.found if one.stream == stream]
     severities = {kind: sum(one.count for one in found if one.check.severity == kind) for kind in ("bad", "warn")}
+    verdict = min((one.check.severity for one in found), default="clean")
     return {
-        **{name: told[name] for name in ("run", "started_ms", "seconds", "verdict", "findings")},
+        **{name: getattr(report, name) for name in ("run", "started_ms", "seconds")},
+        "verdict": verdict,
+        "findings": [_found(report, replace(one, examples=one.examples[:1])) for one in found],
         **{name: report.figures.get(name) for name in ("pending", "executions", "oldest_age_ms")},
         "severities": severities,
         "unproven": len(report.unproven),
@@ -336,7 +332,7 @@ class AuditRun:
             "reading_seconds": round(self._reading_s, 3),
             "engine": self._engine.name,
         }
-        return AuditReport.of(self._plan, started_ns, found, self._open, figures=figures)
+        return AuditReport(self._plan, started_ns, found, self._open, figures)
 
     def _facts(self) -> dict[str, dict[str, Any]]:
         """Return the facts of each stream, and leave those out that another program wrote to."""
