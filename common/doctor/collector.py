@@ -242,18 +242,17 @@ def startup_findings(link: Link, keys: Keys) -> list[DoctorFinding]:
 def _server(link: Link, keys: Keys, refused: dict[str, str]) -> DoctorFacts:
     asked = ("INFO",), ("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL), ("CONFIG", "GET", "*")
     info, sentinels, settings = link.pipeline(asked)
-    config: dict[str, str] | None = None
+    config: dict[str, str] = {}
     if _is_told(settings, "CONFIG GET", refused):
         config = {name.decode(): value.decode(errors="replace") for name, value in pairs(settings).items()}
-    told = info_lines(info) if _is_told(info, "INFO", refused) else None
+    told = info_lines(info) if _is_told(info, "INFO", refused) else {}
     cluster = None
-    if told is not None and told.get("cluster_enabled") == "1":
+    if told.get("cluster_enabled") == "1":
         [reply] = link.pipeline([("CLUSTER", "INFO")])
         cluster = info_lines(reply) if _is_told(reply, "CLUSTER INFO", refused) else None
     return DoctorFacts(
         mode={SENTINEL: "sentinel", CLUSTER: "cluster"}.get(mode(link.url), "fixed"),
-        info=told,
-        config=config,
+        told=config | told,
         sentinels=int(sentinels[1]) if isinstance(sentinels, list) else None,
         cluster=cluster,
         unguarded=_unguarded(link, keys),
@@ -428,7 +427,7 @@ class _Stream:
         log, facts = LogKeys(self._keys.stream), self._facts
         if 1 not in self._link.pipeline([("EXISTS", log.checkpoints), ("EXISTS", log.counters)]):
             return
-        fsync = facts.setting("appendfsync") if facts.told("aof_enabled") != "0" else None
+        fsync = facts.told.get("appendfsync") if facts.told.get("aof_enabled") != "0" else None
         seen = f"an outbox is streamed here, appendfsync {fsync or 'not known, or no append-only file'}"
         if fsync == "always":
             yield OK("log", seen, "what left the outbox is on disk")

@@ -53,8 +53,8 @@ class Clock(NamedTuple):
 
 @dataclass(frozen=True)
 class DoctorFacts:
-    """The facts about the server, and what was found of stream and gathering. ``info`` and ``config``: names and values
-    as Redis has them. ``refused``: the question, and Redis' words.
+    """The facts about the server, and what was found of stream and gathering. ``told``: names and values of INFO and of
+    CONFIG GET. ``refused``: the question, and Redis' words.
 
     ``mode`` is how the URL finds the server: fixed, sentinel or cluster. ``missing``: by program (common/redis/acl.py)
     the commands that it needs and the URL's ``user`` may not run. ``sentinels``: number of sentinels that listen at
@@ -65,8 +65,7 @@ class DoctorFacts:
 
     mode: str = "fixed"
     lease_ms: int = 10_000
-    info: Mapping[str, str] | None = None
-    config: Mapping[str, str] | None = None
+    told: Mapping[str, str] = field(default_factory=dict)
     clock: Clock | None = None
     user: str = ""
     missing: Mapping[str, tuple[str, ...]] | None = None
@@ -80,21 +79,15 @@ class DoctorFacts:
     def known(self, name: str) -> Any:
         """Return the fact of that name; None: it could not be asked."""
         found = getattr(self, name, None)
-        return (self.told(name) or self.setting(name)) if found is None else found
-
-    def told(self, name: str) -> str | None:
-        return None if self.info is None else self.info.get(name)
+        return self.told.get(name) if found is None else found
 
     def number(self, name: str) -> int | None:
-        value = self.told(name)
-        return int(value) if value is not None and value.lstrip("-").isdecimal() else None
+        value = self.told.get(name, "")
+        return int(value) if value.lstrip("-").isdecimal() else None
 
     @property
     def memory(self) -> MemoryUse | None:
-        return memory_of(self.info or {})
-
-    def setting(self, name: str) -> str | None:
-        return None if self.config is None else self.config.get(name)
+        return memory_of(self.told)
 
 
 class MemoryUse(NamedTuple):
@@ -273,11 +266,11 @@ def promise(facts: DoctorFacts) -> dict[str, str]:
 
 def _lost(facts: DoctorFacts) -> tuple[str, str]:
     """Return what is lost when redis-server is killed, and when its host loses power."""
-    has_file = facts.told("aof_enabled")
+    has_file = facts.told.get("aof_enabled")
     if has_file == "0":
         of_all = "all that Redis had is lost"
-        return (of_all if facts.setting("save") == "" else "all since the last snapshot of Redis is lost, if any",) * 2
-    known = _LOST.get(facts.setting("appendfsync") or "", (_LOST["no"][0], "not known"))
+        return (of_all if facts.told.get("save") == "" else "all since the last snapshot of Redis is lost, if any",) * 2
+    known = _LOST.get(facts.told.get("appendfsync") or "", (_LOST["no"][0], "not known"))
     return known if has_file else ("not known", "not known")
 
 
@@ -285,7 +278,7 @@ def write_trouble(*replies: Any) -> WriteTrouble | None:
     """Return what the replies of ``INFO_COMMANDS`` say against writing; None when they say nothing, or Redis does not
     tell this user."""
     told = info_of(*replies)
-    facts = DoctorFacts(info=told)
+    facts = DoctorFacts(told=told)
     for found in (*_disk(facts), *_memory(facts), *_replicas(facts)) if told else ():
         if found.severity is BAD or found.seen.startswith("rdb_last_bgsave"):
             return WriteTrouble(f"Redis, {found.check}: {found.means}; {found.do}", found.severity is BAD)
@@ -316,7 +309,7 @@ def version_text(info: Mapping[str, str]) -> str:
 def _version(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     """Judge by the lowest version that Usher works with; known holes are for those who operate Redis
     (docs/operate.md)."""
-    if (found := version_of(facts.info or {})) is None:
+    if (found := version_of(facts.told)) is None:
         return
     product, number = found
     severity, means = OK, "new enough"
@@ -327,11 +320,11 @@ def _version(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     elif product == "Redis" and (7, 0) <= number < (7, 0, 5):
         severity, means = BAD, "XAUTOCLAIM, which the sweep uses, can overflow the heap (CVE-2022-31144)"
     do = "" if severity is OK else "update Redis to at least 6.2.14 or 7.0.5"
-    yield severity("version", version_text(facts.info or {}), means, do)
+    yield severity("version", version_text(facts.told), means, do)
 
 
 def _append_only_file(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    enabled = facts.told("aof_enabled")
+    enabled = facts.told.get("aof_enabled")
     if enabled is None:
         return
     if enabled == "0":
@@ -341,11 +334,11 @@ def _append_only_file(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         )
         return
     yield OK("append-only file", "appendonly yes", "Redis comes back with what it had")
-    if (fsync := facts.setting("appendfsync")) is not None:
+    if (fsync := facts.told.get("appendfsync")) is not None:
         means, do = "killed: {}; its host without power: {}".format(*_lost(facts)), "set appendfsync everysec"
         is_bad = fsync == "no"
         yield (WARN if is_bad else OK)("fsync", f"appendfsync {fsync}", means, do if is_bad else "")
-    if facts.setting("no-appendfsync-on-rewrite") == "yes":
+    if facts.told.get("no-appendfsync-on-rewrite") == "yes":
         means = "while the file is rewritten nothing is brought to disk: a power loss may then take up to half a minute"
         seen, do = "no-appendfsync-on-rewrite yes", "set no-appendfsync-on-rewrite no"
         yield WARN("fsync while rewriting", seen, means, do)
@@ -358,27 +351,25 @@ def _append_only_file(facts: DoctorFacts) -> Iterator[DoctorFinding]:
 def _disk(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     """Yield failed writes: with an append-only file, or with snapshots, Redis then refuses all further ones (MISCONF).
     An old failure of what is switched off means nothing."""
-    if facts.info is None:
-        return
-    saves, has_failed = facts.setting("save"), False
-    stops = bool(saves) and facts.setting("stop-writes-on-bgsave-error") != "no"
+    saves, has_failed = facts.told.get("save"), False
+    stops = bool(saves) and facts.told.get("stop-writes-on-bgsave-error") != "no"
     refuses = "Redis refuses writes: nothing can be sent, handed over or acknowledged until the disk works again"
     grows = "the append-only file could not be rewritten: it grows, and the disk may be full"
     failed = "the last snapshot failed, and" if stops else "the last snapshot failed; where snapshots are scheduled"
     for name, is_off, severity, means in (
-        ("aof_last_write_status", facts.told("aof_enabled") == "0", BAD, refuses),
+        ("aof_last_write_status", facts.told.get("aof_enabled") == "0", BAD, refuses),
         ("aof_last_bgrewrite_status", False, WARN, grows),
         ("rdb_last_bgsave_status", saves == "", BAD if stops else WARN, f"{failed} Redis refuses writes for it"),
     ):
-        if (facts.told(name) or "ok") != "ok" and not is_off:
+        if (facts.told.get(name) or "ok") != "ok" and not is_off:
             has_failed = True
-            yield severity("disk", f"{name} {facts.told(name)}", means, "look at the disk of Redis and at its log")
-    if not has_failed:
+            yield severity("disk", f"{name} {facts.told.get(name)}", means, "look at the disk of Redis and at its log")
+    if not has_failed and "rdb_last_bgsave_status" in facts.told:
         yield OK("disk", "the last writes succeeded", "Redis accepts writes")
 
 
 def _eviction(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    policy, evicted = facts.told("maxmemory_policy"), facts.number("evicted_keys")
+    policy, evicted = facts.told.get("maxmemory_policy"), facts.number("evicted_keys")
     if policy is None:
         return
     if policy != "noeviction":
@@ -399,7 +390,7 @@ def _memory(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         return
     of = "maxmemory" if memory.is_set else "the machine"
     seen = f"{memory.used / 2**20:,.1f} MiB of {memory.limit / 2**20:,.1f} MiB ({of})"
-    policy = facts.told("maxmemory_policy") or "noeviction"
+    policy = facts.told.get("maxmemory_policy") or "noeviction"
     if memory.is_set and memory.share >= 1 and policy == "noeviction":
         means = "nothing can be sent or handed over; messages in processing are still acknowledged; nothing is lost"
         yield BAD("memory", seen, means, "trim finished entries, or raise maxmemory")
@@ -444,8 +435,7 @@ def _transactions(facts: DoctorFacts) -> Iterator[DoctorFinding]:
 
 
 def _times(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    busy = facts.setting("busy-reply-threshold") or facts.setting("lua-time-limit")
-    busy_ms = int(busy) if busy and busy.isdecimal() and int(busy) else _BUSY_MS
+    busy_ms = facts.number("busy-reply-threshold") or facts.number("lua-time-limit") or _BUSY_MS
     seen = f"USHER_LEASE_SECONDS {facts.lease_ms / 1000:g}"
     if facts.lease_ms * 2 / 3 <= busy_ms:
         seen += f"; a script may run for {busy_ms / 1000:g} s before Redis says BUSY"
@@ -454,12 +444,12 @@ def _times(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         yield WARN("lease", seen, means, do)
     else:
         yield OK("lease", seen, f"it outlives a Redis that is busy for {busy_ms / 1000:g} s")
-    if (idle := facts.setting("timeout") or "0") != "0":
+    if (idle := facts.told.get("timeout") or "0") != "0":
         means = "connections that wait are cut; each cut costs the leader a new epoch, or a consumer a repeated"
         do = "set timeout 0 (tcp-keepalive finds dead peers)"
         yield WARN("idle connections", f"timeout {idle} s", f"{means} acknowledgement", do)
     clients = facts.number("connected_clients")
-    most = facts.number("maxclients") or int(facts.setting("maxclients") or 0)
+    most = facts.number("maxclients")
     if clients is not None and most and clients >= NEARLY_FULL * most:
         means = "a program that starts, or comes back after a break, may find no room; a consumer needs five"
         seen, means = f"{clients:,} of maxclients {most:,}", f"{means} connections, a master eight"
@@ -470,21 +460,20 @@ def _times(facts: DoctorFacts) -> Iterator[DoctorFinding]:
 
 
 def _role(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    role = facts.told("role")
+    role = facts.told.get("role")
     if role == "master":
         yield OK("role", "master", "it accepts writes")
     elif role is not None:
-        seen = f"replica of {facts.told('master_host')}:{facts.told('master_port')}"
+        seen = f"replica of {facts.told.get('master_host')}:{facts.told.get('master_port')}"
         means = "it refuses every write: nothing can be sent, handed over or acknowledged"
         yield BAD("role", seen, means, "point USHER_REDIS_URL at the master")
 
 
 def _replicas(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     replicas = facts.number("connected_slaves")
-    if replicas is None or facts.told("role") != "master":
+    if replicas is None or facts.told.get("role") != "master":
         return
-    needed_text = facts.setting("min-replicas-to-write")
-    needed = int(needed_text) if needed_text and needed_text.isdecimal() else None
+    needed = facts.number("min-replicas-to-write")
     # Redis reports the number of good ones where some are needed.
     told_good = facts.number("min_slaves_good_slaves")
     good = replicas if told_good is None else told_good
@@ -497,7 +486,7 @@ def _replicas(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         means = "a failover may lose the last moment of sends and acknowledgements; a master that was cut off stops"
         yield OK("replicas", f"{replicas} connected, {needed} needed to write", f"{means} accepting writes")
     else:
-        is_unknown = needed_text is None
+        is_unknown = needed is None
         seen = f"{replicas} connected, min-replicas-to-write {'not told' if is_unknown else '0'}"
         means = (
             "a failover loses writes that were not copied yet; a replaced master that has not heard of it goes on"
@@ -509,7 +498,7 @@ def _replicas(facts: DoctorFacts) -> Iterator[DoctorFinding]:
 
 def _failover(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     state = (facts.cluster or {}).get("cluster_state")
-    if facts.told("cluster_enabled") == "1" and facts.mode != "cluster":
+    if facts.told.get("cluster_enabled") == "1" and facts.mode != "cluster":
         means = "after a failover, or when a slot moves, nothing works any more"
         do = "use redis+cluster://host:port,host:port as USHER_REDIS_URL"
         yield BAD("failover", "a cluster node behind a plain URL", means, do)

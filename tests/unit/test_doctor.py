@@ -52,8 +52,7 @@ CONFIG = {
 
 
 WELL = DoctorFacts(
-    info=INFO,
-    config=CONFIG,
+    told=INFO | CONFIG,
     clock=Clock(NOW_MS, 3),
     user="default",
     missing={"master": (), "consumer": (), "auditor": ()},
@@ -68,11 +67,11 @@ def findings(facts: DoctorFacts) -> dict[str, DoctorFinding]:
 
 
 def with_info(**changed: str) -> DoctorFacts:
-    return replace(WELL, info=INFO | changed)
+    return replace(WELL, told=INFO | CONFIG | changed)
 
 
 def with_config(**changed: str) -> DoctorFacts:
-    return replace(WELL, config=CONFIG | {name.replace("_", "-"): value for name, value in changed.items()})
+    return with_info(**{name.replace("_", "-"): value for name, value in changed.items()})
 
 
 def test_where_all_is_well_every_finding_says_so() -> None:
@@ -105,8 +104,8 @@ ONE_THING_WRONG: list[tuple[DoctorFacts, str, DoctorSeverity]] = [
     (with_info(aof_last_write_status="err"), "disk", BAD),
     (with_info(aof_last_write_status="err", aof_enabled="0"), "disk", OK),  # switched off after it: Redis writes on
     (with_info(aof_last_bgrewrite_status="err"), "disk", WARN),
-    (replace(with_info(rdb_last_bgsave_status="err"), config=CONFIG | {"save": "3600 1"}), "disk", BAD),
-    (replace(with_info(rdb_last_bgsave_status="err"), config=None), "disk", WARN),
+    (with_info(rdb_last_bgsave_status="err", save="3600 1"), "disk", BAD),
+    (replace(WELL, told=INFO | {"rdb_last_bgsave_status": "err"}), "disk", WARN),
     (with_info(rdb_last_bgsave_status="err"), "disk", OK),  # no snapshots are scheduled: nothing is refused for it
     (with_info(maxmemory_policy="allkeys-lru"), "eviction", BAD),
     (with_info(maxmemory_policy="volatile-ttl"), "eviction", BAD),
@@ -136,20 +135,16 @@ ONE_THING_WRONG: list[tuple[DoctorFacts, str, DoctorSeverity]] = [
     (with_info(role="slave", master_host="h", master_port="1"), "role", BAD),
     (with_info(connected_slaves="1"), "replicas", WARN),
     (
-        replace(
-            with_info(connected_slaves="1", min_slaves_good_slaves="1"), config=CONFIG | {"min-replicas-to-write": "1"}
-        ),
+        with_info(connected_slaves="1", min_slaves_good_slaves="1", **{"min-replicas-to-write": "1"}),
         "replicas",
         OK,
     ),
     (
-        replace(
-            with_info(connected_slaves="1", min_slaves_good_slaves="0"), config=CONFIG | {"min-replicas-to-write": "1"}
-        ),
+        with_info(connected_slaves="1", min_slaves_good_slaves="0", **{"min-replicas-to-write": "1"}),
         "replicas",
         BAD,
     ),
-    (replace(with_info(connected_slaves="1"), config=None), "replicas", UNKNOWN),
+    (replace(WELL, told=INFO | {"connected_slaves": "1"}), "replicas", UNKNOWN),
     (with_info(cluster_enabled="1"), "failover", BAD),
     (replace(with_info(cluster_enabled="1"), mode="cluster", cluster={"cluster_state": "ok"}), "failover", OK),
     (replace(with_info(cluster_enabled="1"), mode="cluster", cluster={"cluster_state": "fail"}), "failover", BAD),
@@ -187,7 +182,7 @@ def test_what_is_not_wrong_is_not_mentioned(facts: DoctorFacts, check: str) -> N
 
 def test_what_could_not_be_asked_is_unknown_and_never_fine() -> None:
     """A managed Redis that forbids CONFIG, and one that forbids everything."""
-    no_config = examine(replace(WELL, config=None, refused={"CONFIG GET": "NOPERM no config for you"}))
+    no_config = examine(replace(WELL, told=INFO, refused={"CONFIG GET": "NOPERM no config for you"}))
     by_check = {finding.check: finding for finding in no_config}
     assert (by_check["fsync"].severity, by_check["fsync"].seen) == (UNKNOWN, "NOPERM no config for you")
     assert by_check["append-only file"].severity is OK, "INFO tells that one"
@@ -216,10 +211,10 @@ def test_the_worst_counts() -> None:
         (WELL, "nothing is lost", "nothing is lost, if the disk"),
         (with_config(appendfsync="everysec"), "no loss was seen", "up to about a second"),
         (with_config(appendfsync="no"), "no loss was seen", "half a minute"),
-        (replace(WELL, config=None), "no loss was seen", "not known"),
+        (replace(WELL, told=INFO), "no loss was seen", "not known"),
         (with_info(aof_enabled="0"), "all that Redis had is lost", "all that Redis had is lost"),
         (
-            replace(with_info(aof_enabled="0"), config=CONFIG | {"save": "60 1"}),
+            with_info(aof_enabled="0", save="60 1"),
             "since the last snapshot",
             "since the last snapshot",
         ),
