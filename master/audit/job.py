@@ -697,7 +697,7 @@ class Proof:
         if self._before:  # the first run proves all that is archived: its duration says nothing of the next ones
             told += ["proven_took_ms", wall_ms() - self._began_ms]
         with self._link:
-            note(self._link, self._keys, self.span["since_ms"], self.until_ms, *told)
+            note(self._link, self._keys, self.until_ms, *told)
 
 
 def forecast(busiest: Mapping[str, float], slots: int, today: date) -> tuple[str, date | None]:
