@@ -52,6 +52,7 @@ from usher.common.redis.replies import (
     parse_leases,
     parse_span,
     redis_ms,
+    scanned,
 )
 from usher.common.redis.scripts import ScriptRunner
 
@@ -132,19 +133,10 @@ class SourcesReader:
         return {stream: f"held_back: {kept:,} entries that are not pending are kept because {why}"}
 
     def _names(self) -> list[bytes]:
-        names = [name.encode() for name in self._sources.names]
-        seen = dict.fromkeys(itertools.chain(names, self._gathered()))
-        return list(itertools.islice(seen, _MOST_LOOKED_AT))
-
-    def _gathered(self) -> Iterator[bytes]:
-        cursor, count = b"0", 0
-        while count < _MOST_LOOKED_AT:
-            cursor, flat = self._link.call("HSCAN", self._keys.gathered, cursor, "COUNT", 1000)
-            fields = [name for name in flat[::2] if name]  # "" is gather.lua's own
-            count += len(fields)
-            yield from fields
-            if cursor == b"0":
-                return
+        names = dict.fromkeys(name.encode() for name in self._sources.names)
+        pages = scanned(self._link, self._keys.gathered)
+        gathered = (name for page in pages for name in page[::2] if name and name not in names)  # "" is gather.lua's
+        return list(dict.fromkeys(itertools.islice(itertools.chain(names, gathered), _MOST_LOOKED_AT)))
 
     def _look(self, sources: Sequence[bytes], masters: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         flat = self._scripts.run("look_at_sources", sources, (self._keys.group, _MOST_COUNTED))
