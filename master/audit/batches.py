@@ -26,7 +26,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.message import LONGEST_TICKET, UNREADABLE_DUE, ticket_value
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import TicketStream, facts_of, first_of, pairs, parse_inbox
+from usher.common.redis.replies import TicketStream, facts_of, first_of, pairs, parse_inbox, scanned
 
 PAGE = 10_000  # entries of a page of the pending list: with fewer, round trips count; with more, memory (10 MB a page)
 _BODY_PAGE_BYTES = 4 << 20  # of a page of bodies: the number of entries follows from the weight of the last ones
@@ -122,13 +122,6 @@ class BulkReader(Link):
                     found = self.all_of([("XRANGE", stream, one, one) for one in left[at : at + 500]])
                     yield [row for rows in found for row in rows]
                 return
-
-    def pages(self, command: Sequence[Any]) -> Iterator[list[bytes]]:
-        """Yield what HSCAN gives: what changes meanwhile may come twice or not at all."""
-        cursor = None
-        while cursor != b"0":
-            cursor, found = self.call(*command, cursor or b"0", "COUNT", _SCANNED)
-            yield found
 
 
 def write(file: Path, schema: pa.Schema, rows: Iterator[pa.RecordBatch]) -> None:
@@ -328,7 +321,7 @@ def _columns_of(record: bytes) -> list[list[Any]]:
 
 def tickets(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
     """Yield the index of tickets. A record may come twice while the index grows."""
-    for flat in reader.pages(("HSCAN", keys.tickets)):
+    for flat in scanned(reader, keys.tickets, _SCANNED):
         yield from _records(keys, flat[::2], flat[1::2])
 
 
@@ -392,7 +385,7 @@ def inboxes(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
 
 
 def attempts(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
-    for flat in reader.pages(("HSCAN", keys.attempts)):
+    for flat in scanned(reader, keys.attempts, _SCANNED):
         yield _attempts(keys, flat[::2], flat[1::2])
 
 

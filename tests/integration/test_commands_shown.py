@@ -23,8 +23,6 @@ from usher.common.cli import doctor
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import encode as encode_error
-from usher.common.protocol.run_log import CRASHED, encode
-from usher.consumer.policy.acks import Finished
 from usher.master.audit import cli as audit
 from usher.master.cli.status import ServerSentEvent, _event_line
 from usher.master.operations.shelves import DeadLetters
@@ -117,24 +115,6 @@ def test_an_output_that_is_not_utf8_is_no_traceback(world: World) -> None:
         assert done.returncode == 0, done.stderr
         assert b"se-" in done.stdout
         assert done.stderr == b""
-
-
-def test_executions_are_read_at_a_glance(world: World) -> None:
-    run = Finished(b"T", _ID, 1838660153630720, 2, 1700000000_281_000, 1700000000_291_000)
-    crashed = Finished(b"T", b"1795461475819-0", 1838660153630720, 1, 1700000000_281_000, 0)
-    world.link.call(
-        "XADD", world.keys.runs, "*", "batch", encode("consumer-1:1838660106017792", [run, crashed], ["done", CRASHED])
-    )
-    told = shown(world, "audit", "runs", "--ticket", "T").output
-    lines = [line.split() for line in told.splitlines()]
-    assert [_ID.decode(), "2", "done", "2023-11-14", "22:13:20.281", "10", "ms"] in lines
-    assert any(
-        line[0] == "1795461475819-0" and line[2] == CRASHED and line[-3:] == ["its", "process", "ended"]
-        for line in lines
-        if line
-    )
-    document = json.loads(shown(world, "audit", "runs", "--ticket", "T", "--json").output)
-    assert document["runs"][0]["start_us"] == 1700000000_281_000
 
 
 def test_tickets_are_listed_with_what_they_are_doing(world: World) -> None:
