@@ -8,18 +8,16 @@ and in the action log.
 from __future__ import annotations
 
 import datetime
-import hashlib
 import re
 import secrets
 import shlex
-import zoneinfo
 from collections.abc import Callable, Mapping
-from importlib import resources
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from flask import Blueprint, Flask, Response, g, make_response, redirect, render_template, request
-from itsdangerous import BadSignature, URLSafeSerializer
+from flask import Blueprint, Flask, Response, g, make_response, redirect, render_template, request, send_from_directory
+from itsdangerous import URLSafeSerializer
 from jinja2 import TemplateError
 from werkzeug.local import LocalProxy
 from werkzeug.wrappers import Response as AnyResponse
@@ -41,6 +39,7 @@ from usher.master.insight.formatting import (
     spark,
     ticket_url,
     tried,
+    visible,
 )
 from usher.master.insight.status import BAR, ORDERS
 from usher.master.operations.action_log import OperatorAction, counted
@@ -84,9 +83,6 @@ from usher.master.web.api import (
 AGES = (("", "any age"), ("900", "15 min"), ("3600", "1 h"), ("21600", "6 h"), ("86400", "1 d"), ("604800", "7 d"))
 #: Most characters of a message about what was done.
 _LONGEST = 1000
-_ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,2}")
-#: The zone of a form that means the master's own.
-LOCAL = "local"
 T = TypeVar("T", bound=Ask)
 
 
@@ -99,10 +95,6 @@ def asked_sort(given: Mapping[str, str]) -> str:
     if (sort := given.get("sort", "")) not in ("", *ORDERS):
         raise refused(f"sort is one of {', '.join(ORDERS)}")
     return sort
-
-
-def group_url(group: Mapping[str, Any]) -> str:
-    return "/tickets?" + urlencode({"state": group["state"], "error": group["error"]})
 
 
 def asked_place(name: str, fits: Callable[[str], object] = is_id) -> str:
@@ -130,53 +122,6 @@ def read_form_text(name: str, most: int) -> str:
 
 def refused(why: str) -> Problem:
     return Problem(422, "invalid_fields", why)
-
-
-class FlashMessages:
-    """Messages about what was done, in the addresses of pages: signed by this master, else a link could make a page
-    show any text."""
-
-    def __init__(self) -> None:
-        self._signer = URLSafeSerializer(secrets.token_bytes(32))
-
-    def put(self, text: str) -> str:
-        return str(self._signer.dumps(text[:_LONGEST]))
-
-    def get(self, signed: str) -> str:
-        try:
-            return str(self._signer.loads(signed))
-        except BadSignature:
-            return ""
-
-
-# -- times
-
-
-def asked_moment() -> int:
-    """Return the time that a form gives, in its zone. Raises Problem 422, with a sentence."""
-    text, zone = request.form.get("at", "").strip(), request.form.get("zone", "")
-    if not text:
-        raise refused("say when they are to be sent: give a time beside the button")
-    try:
-        return moment_ms(text, None if zone == LOCAL else lambda: _zone(zone))
-    except ValueError as wrong:
-        raise refused(str(wrong).replace("write e.g.", "write the time as")) from None
-
-
-def _zone(name: str) -> datetime.tzinfo:
-    if name == "UTC":
-        return datetime.UTC
-    try:
-        if not _ZONE.fullmatch(name):
-            raise ValueError
-        return zoneinfo.ZoneInfo(name)
-    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
-        raise refused("this master does not know the zone of the time: choose UTC") from None
-
-
-def local_zone() -> str:
-    here = datetime.datetime.now().astimezone()
-    return f"{here:%Z} (now UTC{here:%:z})" if here.utcoffset() else ""
 
 
 _NUMBER = re.compile(r"[0-9]{1,20}")
@@ -210,8 +155,14 @@ def view_routes(parts: Parts) -> Blueprint:
     return views
 
 
-def render_page(template: str, page: str, **more: Any) -> str:
-    return render_template(template, page=page, **{name: seen(part) for name, part in more.items()})
+def render_page(body: str, page: str, **more: Any) -> str:
+    """Return a page: ``body`` in the frame of all pages, whose macros it uses. ``page``: its place in the menu."""
+    return framed(body, page, **{name: seen(part) for name, part in more.items()})
+
+
+def framed(body: str, page: str, **facts: Any) -> str:
+    listed = {name: label for pages in _NAV.values() for name, _, label in pages}
+    return render_template("layout/base.html", body=body, page=page, **({"title": listed.get(page)} | facts))
 
 
 def _add_live(views: Blueprint, parts: Parts) -> None:
@@ -242,7 +193,7 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
         of_name = next((row for row in totals(points, BY_CONSUMER) if row["name"] == name), None)
         facts = {"name": name, "rows": rows, "starts": starts[::-1], "day": of_name}
         drawn = [draw(kind, points, SPANS["24h"], now_ms) for kind in kinds(name, "", "")] if of_name else []
-        return render_page("operations/consumer.html", "consumers", drawn=drawn, width=WIDTH, **facts)
+        return render_page("operations/consumer.html", "consumers", title=name, drawn=drawn, width=WIDTH, **facts)
 
     @views.get("/consumers")
     def consumers() -> str:
@@ -303,7 +254,7 @@ def _add_messages(views: Blueprint, parts: Parts) -> None:
         if not is_id(message_id):
             raise Problem(404, "unknown_message", "no message has an id of that form")
         facts = message_facts(parts, message_id, asked_place("after") or None)
-        return render_page("tickets/message.html", "tickets", message_state=facts["state"], **facts)
+        return render_page("tickets/message.html", "tickets", title=message_id, message_state=facts["state"], **facts)
 
 
 def _by_field(parts: Parts) -> dict[str, Any]:
@@ -331,7 +282,7 @@ def _search(parts: Parts, asked: str, cursor: str, by_field: dict[str, Any]) -> 
     facts: dict[str, Any] = {"letters": [letter.row() for letter in letters], "more_letters": more is not None}
     if STREAM_ID.fullmatch(asked):
         letter = parts.letters.of_message(asked.encode())
-        facts |= {"message": parts.history.message(asked), "letter": letter and letter.row(), "is_id": True}
+        facts |= {"by_id": parts.history.message(asked), "letter": letter and letter.row(), "is_id": True}
     facts |= {"q": asked, "exact": parts.status.ticket(asked), "by_field": by_field}
     facts |= {"rows": _told(parts, found["tickets"]), "cursor": found["cursor"]}
     return render_page("tickets/tickets.html", "tickets", **facts)
@@ -354,7 +305,7 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
     letter = explained["dead_letter"] or explained["last_dead_letter"]
     facts["traces"] = parts.fields.traces([letter]) if letter and sees_texts() else {}
     facts |= {"bar": BAR, "timeline": timeline, "explained": explained}
-    return render_page("tickets/ticket.html", "tickets", ticket_id=ticket_id, **facts)
+    return render_page("tickets/ticket.html", "tickets", title=visible(ticket_id, 60), ticket_id=ticket_id, **facts)
 
 
 def _told(parts: Parts, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -396,12 +347,12 @@ def _add_letters(views: Blueprint, parts: Parts) -> None:
         texts = {editable(name): editable(value) for name, value in reversed(pairs.items()) if name not in hidden}
         facts: dict[str, Any] = {"texts": [(name, text) for name, text in texts.items() if None not in (name, text)]}
         facts |= {"letter": told, "fields": fields, "also": also_for(parts.letters.other_groups())}
-        return render_page("letters/letter.html", "dead-letters", **facts)
+        return render_page("letters/letter.html", "dead-letters", title=f"Dead letter {letter_id}", **facts)
 
     @views.get("/dead-letters/jobs/<job_id>")
     def job(job_id: str) -> str:
         found = bulk_job(parts, job_id)
-        return render_page("letters/job.html", found.shelf.path[1:], job=found, verb=found.verb, shelf=found.shelf)
+        return job_page(found.verb, job=found)
 
 
 def bulk_job(parts: Parts, job_id: str) -> BulkJob:
@@ -414,13 +365,18 @@ def bulk_job(parts: Parts, job_id: str) -> BulkJob:
 
 def preview_page(parts: Parts, verb: Verb, found: DryRun, told: str, hidden: list[tuple[str, Any]]) -> str:
     """``hidden``: what the form of the preview says again."""
-    assert verb.shelf is not None
     room = MOST_RULES - len(parts.rules.read().rules) if verb.word == "pause" else None
-    facts: dict[str, Any] = {"verb": verb, "shelf": verb.shelf, "told": told, "hidden": hidden, "room": room}
+    facts: dict[str, Any] = {"told": told, "hidden": hidden, "room": room}
     facts |= {"count": found.preview.count, "groups": found.preview.groups[:50], "is_all": found.is_all}
     facts |= {"until": found.until.decode(), "also": also_for(parts.letters.other_groups())}
     facts |= {"due_ms": dict(hidden).get("due_ms")}
-    return render_page("letters/job.html", verb.shelf.path[1:], **facts)
+    return job_page(verb, **facts)
+
+
+def job_page(verb: Verb, **facts: Any) -> str:
+    assert verb.shelf is not None
+    title, shelf = f"{verb.label}: {verb.shelf.noun}s", verb.shelf
+    return render_page("letters/job.html", shelf.path[1:], title=title, verb=verb, shelf=shelf, **facts)
 
 
 # -- delayed messages
@@ -437,8 +393,8 @@ def _add_delayed(views: Blueprint, parts: Parts) -> None:
         following = page.cursor and "?" + urlencode({**asked.given, "after": page.cursor})
         facts: dict[str, Any] = {"rows": [shown(row) for row in page.rows], "following": following}
         facts |= parts.delayed.counts()
-        facts |= {"local_zone": local_zone(), "has_streams": any(row.stream for row in page.rows)}
         facts |= {"asked": asked.ticket or "", "is_first": after is None}
+        facts["has_streams"] = any(row.stream for row in page.rows)
         return render_page("operations/delayed.html", "delayed", **facts)
 
 
@@ -453,7 +409,7 @@ def _add_charts(views: Blueprint, parts: Parts) -> None:
         if span not in SPANS or max(map(len, of.values())) > _LONGEST_ID:
             raise refused("the span must be 1h or 24h")
         now_ms, points = _points(parts, span, of["consumer"])
-        facts: dict[str, Any] = {"spans": SPANS, "span": span, **of}
+        facts: dict[str, Any] = {"spans": SPANS, "span": span, "of": of}
         facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(**of)]}
         facts |= {"by": {"Consumer": totals(points, BY_CONSUMER), "Source": totals(points, BY_SOURCE)}}
         facts |= {"by_tenant": turns(points), "names": NAMES}
@@ -527,13 +483,13 @@ _COUNT_S = 1.0
 Go = Callable[[str, str], AnyResponse]
 
 
-def action_routes(parts: Parts, notes: FlashMessages) -> Blueprint:
+def action_routes(parts: Parts, notes: URLSafeSerializer) -> Blueprint:
     actions = Blueprint("actions", __name__)
 
     def go(path: str, said: str) -> AnyResponse:
         parts = urlsplit(local_path(path))
         kept = "&".join(part for part in parts.query.split("&") if part and not part.startswith("said="))
-        return redirect(f"{parts.path}?{kept}{'&' * bool(kept)}said={notes.put(said)}", 303)
+        return redirect(f"{parts.path}?{kept}{'&' * bool(kept)}said={notes.dumps(said[:_LONGEST])}", 303)
 
     for verb in VERBS.values():
         if verb.form:
@@ -608,13 +564,17 @@ def _chosen_ids() -> list[str]:
 
 
 def _due_ms(parts: Parts) -> int:
-    """Return the time to which messages are to be moved. Raises Problem 422, with a sentence."""
-    given = request.form.get("due_ms", "")
-    due_ms = int(given) if given.isascii() and given.isdigit() and len(given) < 19 else asked_moment()
+    """Return the time to which messages are to be moved; without scripts, its form gives it in UTC. Raises Problem 422,
+    with a sentence."""
+    given, text = request.form.get("due_ms", ""), request.form.get("at", "").strip()
+    if not (given or text):
+        raise refused("say when they are to be sent: give a time beside the button")
     try:
+        is_number = given.isascii() and given.isdigit() and len(given) < 19
+        due_ms = int(given) if is_number else moment_ms(text, lambda: datetime.UTC)
         check_due(due_ms, parts.delayed.now_ms())
     except ValueError as wrong:
-        raise refused(str(wrong)) from None
+        raise refused(str(wrong).replace("write e.g.", "write the time as")) from None
     return due_ms
 
 
@@ -649,8 +609,6 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
     " form-action 'self'; frame-ancestors 'none'"
 )
-_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-_FILES = ("usher.css", "usher.js", "icon.svg")
 _NAV = {
     "Now": (("overview", "/", "Overview"), ("charts", "/charts", "Charts")),
     "Work": (
@@ -667,12 +625,15 @@ _LOGIN = "/login"
 
 
 def add_pages(app: Flask, parts: Parts) -> None:
-    folder = resources.files("usher.master.web.pages") / "static"
-    read = {name: (folder / name).read_bytes() for name in _FILES}
-    files = {name: (data, hashlib.sha256(data).hexdigest()[:12]) for name, data in read.items()}
-    notes = FlashMessages()
+    # What was done stands in the addresses of pages, signed: else a link could make a page show any text.
+    notes = URLSafeSerializer(secrets.token_bytes(32))
     site = Blueprint("pages", __name__, template_folder="templates")
-    _add_files(site, files)
+
+    @site.get("/static/<name>")
+    @needs(Role.ANYBODY)
+    def file(name: str) -> Response:
+        return send_from_directory(Path(__file__).parent / "static", name)  # by its digest, browsers know one again
+
     _add_login(site)
     site.register_blueprint(view_routes(parts))
     site.register_blueprint(action_routes(parts, notes))
@@ -681,11 +642,10 @@ def add_pages(app: Flask, parts: Parts) -> None:
     guard.login_path = _LOGIN
     app.jinja_env.filters.update(FILTERS)
     known: dict[str, Any] = {"csrf_token": csrf_token, "csrf_name": CSRF_FIELD, "quoted": shlex.quote, "orders": ORDERS}
-    known |= {"ticket_url": ticket_url, "message_url": message_url, "group_url": group_url, "spark_points": spark}
+    known |= {"ticket_url": ticket_url, "message_url": message_url, "spark_points": spark}
     known |= {"tried": tried, "ticket_columns": TICKET_COLUMNS, "states": BY_NAME, "listed_states": LISTED}
     app.jinja_env.globals.update(known)
     app.jinja_env.globals["root"] = LocalProxy(lambda: request.script_root)
-    app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(lambda: _common(parts, notes))
 
@@ -705,19 +665,6 @@ def add_pages(app: Flask, parts: Parts) -> None:
         return response
 
 
-def _add_files(site: Blueprint, files: dict[str, tuple[bytes, str]]) -> None:
-    @site.get("/static/<name>")
-    @needs(Role.ANYBODY)
-    def file(name: str) -> Response:
-        if name not in files:
-            raise Problem(404)
-        data, version = files[name]
-        response = Response(data, content_type=_TYPES[name.rpartition(".")[2]])
-        if request.args.get("v") == version:
-            response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
-        return response
-
-
 def _add_login(site: Blueprint) -> None:
     @site.get(_LOGIN)
     @needs(Role.ANYBODY)
@@ -725,7 +672,7 @@ def _add_login(site: Blueprint) -> None:
         wanted = local_path(request.args.get("next", "/"))
         if not doorman().asks:
             return redirect(wanted, 303)
-        return make_response(render_template("layout/login.html", page="login", next=wanted))
+        return make_response(framed("layout/login.html", "login", title="Sign in", next=wanted))
 
     @site.post(_LOGIN)
     @needs(Role.ANYBODY)
@@ -737,7 +684,7 @@ def _add_login(site: Blueprint) -> None:
         form = request.form
         wanted = local_path(form.get("next", "/"))
         if doorman().sign_in(form.get("token", "")) is None:
-            return make_response(render_template("layout/login.html", page="login", next=wanted, wrong=True), 403)
+            return make_response(framed("layout/login.html", "login", title="Sign in", next=wanted, wrong=True), 403)
         return redirect(wanted, 303)
 
     @site.post("/logout")
@@ -747,7 +694,7 @@ def _add_login(site: Blueprint) -> None:
         return redirect(_LOGIN, 303)
 
 
-def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
+def _common(parts: Parts, notes: URLSafeSerializer) -> dict[str, Any]:
     role: Role = getattr(g, "role", Role.ANYBODY)
     may_look = role.may(Role.VIEWER)
     # Every page takes a snapshot, so that the counts beside the names of pages are up to date on all of them.
@@ -755,6 +702,7 @@ def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
     found = [alarm for alarm in seen.get("alarms", ()) if alarm["level"] != OK]
     number_of = len(found) + len(seen.get("groups", ()))
     counts = _counts(seen, number_of)
+    is_ours, said = notes.loads_unsafe(request.args.get("said", ""))
     theme = request.cookies.get("usher_theme")
     return {
         "role": role.value,
@@ -769,7 +717,7 @@ def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
         "theme": theme if theme in ("light", "dark") else "",
         "pulse": seen,
         "now_ms": wall_ms(),
-        "said": notes.get(request.args.get("said", "")),
+        "said": said if is_ours else "",
     }
 
 
@@ -781,10 +729,9 @@ def _counts(seen: dict[str, Any], number_of: int) -> dict[str, str]:
 
 def _problem_page(response: Response) -> Response:
     problem = response.get_json()
-    title = str(problem.get("title", "problem")).replace("_", " ").capitalize()
-    text = render_template("layout/problem.html", page="problem", problem=problem, title=title)
-    page = make_response(text, response.status_code)
-    for name in ("Retry-After", "Allow", "Connection", "WWW-Authenticate"):
-        if name in response.headers:
-            page.headers[name] = response.headers[name]
-    return page
+    named = str(problem.get("title", "problem")).replace("_", " ").capitalize()
+    response.set_data(
+        framed("layout/problem.html", "problem", title=problem.get("status"), problem=problem, named=named)
+    )
+    response.mimetype = "text/html"
+    return response
