@@ -33,7 +33,7 @@ from usher.common.runtime.own_command import run_every
 from usher.common.runtime.settings import load, options, takes_json
 from usher.master.audit.findings import PROVES, filled, look
 from usher.master.audit.settings import LOCAL, AuditChoices, AuditSettings, where
-from usher.master.cli.shared import console, fitted, print_json, stacked, table
+from usher.master.cli.shared import console, print_json, stacked, table
 from usher.master.insight.formatting import moment
 
 if TYPE_CHECKING:  # these need an extra, which help and refusals do not
@@ -189,7 +189,7 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
         shown.append((stream, one, str(attempt), outcome, began, took, name_of(consumer), str(fence)))
     columns = ("stream", "message", "attempt", "outcome", "began (UTC)", "took", "consumer", "fence")
     whole = ("message", "attempt", "outcome", "began (UTC)", "fence")
-    console().print(fitted("Executions", columns, shown, (), whole, extras=("stream", "fence", "consumer")))
+    console().print(table("Executions", columns, shown, (), whole, extras=("stream", "fence", "consumer")))
     if not shown:
         click.echo("  none")
 

@@ -295,7 +295,7 @@ def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Seq
     ]
     extras = ("message", "attempts", "policy", "age")
     columns = ("letter", "ticket", *ui.shown_heads(names), "message", "reason", *extras[1:])
-    return ui.fitted("Dead letters", columns, rows, ("attempts", "age"), ("letter", *extras), extras=extras)
+    return ui.table("Dead letters", columns, rows, ("attempts", "age"), ("letter", *extras), extras=extras)
 
 
 @dead.command("kinds", help="Count dead letters by kind: reason, error, place and policy.")

@@ -144,45 +144,33 @@ def table(
     rows: Sequence[Sequence[object]],
     numbers: Sequence[str] = (),
     ids: Sequence[str] = (),
+    extras: Sequence[str] = (),
 ) -> Table:
     """Return a table for people; ``numbers`` are the columns that are aligned to the right, ``ids`` those that stay on
-    one line, to be copied."""
+    one line, to be copied. As many of its ``extras`` are left out, in this order, as it takes for the others to be read
+    on this terminal; none where there is no terminal: output that is kept or searched needs them all."""
+    cells, screen = [[*map(_cell, row)] for row in rows], console()
+    width = screen.width if screen.is_terminal or "COLUMNS" in os.environ else sys.maxsize
+    needs = {}
+    for number, column in enumerate(columns):
+        longest = max((cell_len(row[number].plain) for row in cells), default=0)
+        needs[column] = 2 + max(len(column), longest if column in (*ids, *numbers) else min(longest, _READABLE))
+    for extra in extras:
+        if sum(needs.values()) > width:
+            del needs[extra]
     # A title may be wider than its table.
     named = Text(escape_control(title), "table.title", no_wrap=True, overflow="ignore")
     made = Table(
         title=named, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns)
     )
-    for column in columns:
-        made.add_column(
-            column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=column in ids
-        )
-    for row in rows:
-        made.add_row(*map(_cell, row))
+    kept = [number for number, column in enumerate(columns) if column in needs]
+    for number in kept:
+        column = columns[number]
+        side = "right" if column in numbers else "left"
+        made.add_column(column, justify=side, overflow="fold", no_wrap=column in ids)  # type: ignore[arg-type]
+    for row in cells:
+        made.add_row(*(row[number] for number in kept))
     return made
-
-
-def fitted(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    numbers: Sequence[str],
-    ids: Sequence[str],
-    extras: Sequence[str],
-) -> Table:
-    """Return such a table fitted to the terminal: as many of its ``extras`` are left out, in this order, as it takes
-    for the others to be read. None are where there is no terminal: output that is kept or searched needs them all."""
-    at, cells = list(columns), [[_cell(value).plain for value in row] for row in rows]
-    screen = console()
-    width = screen.width if screen.is_terminal or "COLUMNS" in os.environ else sys.maxsize
-    needs = {}
-    for number, column in enumerate(columns):
-        longest = max((cell_len(row[number]) for row in cells), default=0)
-        needs[column] = 2 + max(len(column), longest if column in (*ids, *numbers) else min(longest, _READABLE))
-    for extra in extras:
-        if sum(needs[column] for column in at) > width:
-            at.remove(extra)
-    kept = [columns.index(column) for column in at]
-    return table(title, at, [[row[number] for number in kept] for row in rows], numbers, ids)
 
 
 def _cell(value: object) -> Text:
@@ -212,7 +200,7 @@ def tickets_table(
         for row in rows
     ]
     ids = ("first message", "attempts")
-    return fitted(title, columns, cells, ("messages", "age"), ids, names[:2:-1])
+    return table(title, columns, cells, ("messages", "age"), ids, names[:2:-1])
 
 
 def unblock_hint(row: dict[str, Any]) -> str | None:
