@@ -384,11 +384,11 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
     unsorted = counts.pop("unsorted")
     told = counts | {
         "time_ms": now_ms,
-        "messages": [one._asdict() | {"ticket_id": json_safe(one.ticket_id)} for one in rows],
+        "messages": [vars(one) | {"ticket_id": json_safe(one.ticket_id)} for one in rows],
     }
     lines = [
         (one.id, moment_text(one.due_ms, "seconds"), span(left) if left > 0 else "now", one.ticket_id, text)
-        for one, left, text in ((one, one.due_ms - now_ms, " ".join(map("=".join, one.fields))) for one in rows)
+        for one, left, text in ((one, one.due_ms - now_ms, " ".join(map("=".join, one.fields or ()))) for one in rows)
     ]
     listed = ui.table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due"))
     left = f"  {pluralize(unsorted, 'message')} more, which no leader has looked at yet" if unsorted else ""

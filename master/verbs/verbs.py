@@ -42,13 +42,13 @@ from usher.common.sending.producer import LATEST_MS
 from usher.master.insight.formatting import moment
 from usher.master.operations.action_log import FAILED, OperatorAction, StepResult, counted
 from usher.master.operations.live_rules import RuleSetChange, TooManyRules
-from usher.master.operations.shelves import AT_ONCE, DROP, MOVE, SEND_NOW, check_due, chosen_delayed
+from usher.master.operations.shelves import AT_ONCE, DROP, MOVE, SEND_NOW, DelayedRow, check_due, chosen_delayed
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target, rule_id
 from usher.master.policy.states import LISTED
 from usher.master.policy.ticket_filter import TicketFilter, parse_states
 from usher.master.policy.ticket_orders import TicketOrder
-from usher.master.verbs.view import View
+from usher.master.verbs.view import OrderResult, View
 
 
 class Registered(TypedDict):
@@ -316,7 +316,7 @@ class MessageShown(TypedDict):
     fields: list[list[str]] | None
     entry: dict[str, Any] | None
     sentences: list[str]
-    delayed: DelayedMessage | None
+    delayed: DelayedRow | None
     dead_letter: LetterRow | None
     attempts: int
     charged: int
@@ -371,19 +371,6 @@ class ConsumerRuleChange(RuleChange):
     name: str
 
 
-class OrderAnswer(TypedDict):
-    """Result of an order. ``outcome``: planned (a preview), asked (``consumer`` was told), or done. ``sent``: the
-    message that was sent first."""
-
-    ticket_id: str
-    order: str
-    outcome: str
-    note: str
-    message_id: str | None
-    consumer: str | None
-    sent: NotRequired[str]
-
-
 class ActionRow(TypedDict):
     """An operator's action. ``via``: http or cli."""
 
@@ -403,25 +390,11 @@ class Actions(TypedDict):
     cursor: str | None
 
 
-class DelayedMessage(TypedDict):
-    """A delayed message. ``due_ms``: when it is sent, by Redis' clock. ``fields``: the beginning of the first of its
-    ``field_count`` fields, without ``due_ms``, ``stream`` and the ticket; null for viewers, who may not see the
-    contents of messages."""
-
-    id: str
-    due_ms: int
-    ticket_id: str
-    stream: str
-    bytes: int
-    field_count: int
-    fields: list[list[str]] | None
-
-
 class DelayedList(TypedDict):
     """A page of delayed messages. ``cursor``: where the next page begins; null at the end. ``waiting``: all that wait,
     of which ``unsorted`` are in no list yet: no leader has put them in order. ``time_ms``: the time of Redis."""
 
-    delayed: list[DelayedMessage]
+    delayed: list[DelayedRow]
     cursor: str | None
     waiting: int
     unsorted: int
@@ -1002,7 +975,7 @@ class NewOrder(OrderArgs):
     order: Literal["retry", "give_up", "cancel", "interrupt", "clear"]
 
 
-@verb("tickets order", "POST /orders", NewOrder, {200: OrderAnswer}, {409: "order_refused"})
+@verb("tickets order", "POST /orders", NewOrder, {200: OrderResult}, {409: "order_refused"})
 def order(view: View, args: NewOrder) -> Outcome:
     """Order something about the first unfinished message of a ticket: retry (due now), give_up (it becomes a dead
     letter, in order), cancel (its run is ended), interrupt (its run is told) or clear (what waits behind it becomes
@@ -1011,9 +984,8 @@ def order(view: View, args: NewOrder) -> Outcome:
     sent = view.producer.send(args.ticket_id, args.fields) if args.fields and not args.preview else ""
     result = view.preview(*about) if args.preview else view.give(*about, grace_s=args.grace_s)
     refused, told = result.outcome == "refused", f"{result.outcome}: {result.note}"
-    document = result._asdict() | ({"sent": sent} if sent else {})
     told = f"sent {sent}; {told}" if sent else told
-    return Outcome(document, told, 409 if refused else 200, "order_refused" * refused)
+    return Outcome(vars(result) | {"sent": sent or None}, told, 409 if refused else 200, "order_refused" * refused)
 
 
 # -- rules
