@@ -311,24 +311,33 @@ def asked_of(shelf: Shelf, given: dict[str, Any]) -> Any:
     return asked
 
 
-def place_command(verb: Verb) -> click.Command:
-    """Return the command of a verb about one thing."""
+def _args_of(verb: Verb, why: str, given: dict[str, Any]) -> Args:
+    return verb.args(reason=why, **given)
 
+
+def place_command(
+    verb: Verb,
+    extra: Callable[[Any], Any] = lambda command: command,
+    args_of: Callable[[Verb, str, dict[str, Any]], Args] = _args_of,
+    word: str = "",
+    told: str = "",
+) -> click.Command:
+    """Return the command of a verb about one thing. ``extra``: arguments and options of its own, and ``args_of`` what
+    they say; ``word`` and ``told``: its name and help, if they are not the verb's."""
+
+    @extra
+    @why_option(" and for explanations of what the tickets wait for" if word else "")
     @looks
-    @why_option()
-    def act(flags: dict[str, Any], why: str, as_json: bool, fields: tuple[str, ...] = (), **places: str) -> None:
-        if wrong := next((one for one in fields if "=" not in one), None):
-            raise click.UsageError(f"{wrong!r} has no value: give NAME=VALUE")
-        named = {"fields": dict(one.split("=", 1) for one in fields)} if fields else {}
+    def act(flags: dict[str, Any], why: str, as_json: bool, **given: Any) -> None:
+        places = {name: given.pop(name) for name in verb.places}
+        args = args_of(verb, why, given)
         with configured(flags, "operator") as at:
-            code = perform(at.acting(caller(why)), verb.name, verb.args(reason=why, **named), as_json, **places)
+            code = perform(at.acting(caller(why)), verb.name, args, as_json, **places)
         sys.exit(code)
 
-    if "fields" in verb.args.model_fields:
-        act = click.argument("fields", nargs=-1, required=True, metavar="NAME=VALUE...")(act)
     for name in reversed(verb.places):
         act = click.argument(name)(act)
-    return click.command(verb.word, help=f"{verb.help} Exit code 1 when that changes nothing.")(act)
+    return click.command(word or verb.word, help=told or f"{verb.help} Exit code 1 when that changes nothing.")(act)
 
 
 def shelf_command(

@@ -1031,6 +1031,15 @@ class NewRule(OfTarget):
             raise ValueError("a consumer can only be paused, and its name is 1 to 64 of A-Z a-z 0-9 . _ -")
 
 
+def _beside(view: View, args: OfTarget) -> str:
+    """Tell what else holds, or does not, of a target."""
+    if args.target == "tenant" and not view.settings.tenant_field:
+        return "; USHER_TENANT_FIELD is empty here: where masters have none, no message is of a tenant"
+    fitting = view.rules.read().all_of(args.value.encode("utf-8", "surrogateescape")) if args.target == "ticket" else ()
+    others = (rule for rule in fitting if rule.id != rule_id(Target.TICKET, args.value))
+    return "".join(f"; another rule fits it too: it is {one.told()}; `usher rules lift {one.id}`" for one in others)
+
+
 def _changed(changed: RuleSetChange | None, problem: str, text: str, name: str = "", says: str = "") -> Outcome:
     if changed is None:
         return Outcome({}, text, 404, problem)
@@ -1045,7 +1054,8 @@ def set_rule(view: View, args: NewRule) -> Outcome:
     named = (Target(args.target), args.value, RuleAction(args.action), args.rate_per_second, args.reason, view.by.who)
     limits = {name: getattr(args, name) for name in ("concurrency", "weight", "ticket_limit")}
     changed = view.rules.set(Rule(*named, **limits), view.by)
-    return _changed(changed, "", "")._replace(status=201 if changed.outcome == "set" else 200)
+    done = _changed(changed, "", "", says=changed.told + _beside(view, args))
+    return done._replace(status=201 if changed.outcome == "set" else 200)
 
 
 @verb("rules lift", "DELETE /rules/<rule_id>", Args, {200: RuleChange}, {404: "unknown_rule"})
@@ -1059,7 +1069,8 @@ def resume(view: View, args: OfTarget) -> Outcome:
     """Lift the rule of a target: its tickets go on, in the order of the stream."""
     named = (Target(args.target), args.value)
     changed = view.rules.lift(rule_id(*named), view.by, "resume")
-    return _changed(changed, "unknown_rule", f"there is no rule for {args.target} {args.value}".rstrip())
+    nothing, beside = f"there is no rule for {args.target} {args.value}".rstrip(), _beside(view, args)
+    return _changed(changed, "unknown_rule", nothing + beside, says=changed.told + beside if changed else "")
 
 
 _DRAINED = {404: "unknown_consumer", 409: "too_many_rules"}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from flask import Blueprint, Response, g, request
@@ -189,6 +189,7 @@ class Parts(View):
 # -- what a caller may see
 
 Rows = list[dict[str, Any]]
+_Look = TypeVar("_Look", bound=Callable[..., Any])
 #: What stands beside the text of an error, of which each has at least one: a start's, a letter's, a followed letter's.
 _OF_ERRORS = frozenset(("error_type", "traceback", "owner"))
 
@@ -329,6 +330,10 @@ class TicketQuery(_Query):
 class _Behind(_Query):
     cursor: StreamId | None = None
 
+    @property
+    def behind(self) -> bytes | None:
+        return None if self.cursor is None else self.cursor.encode()
+
 
 class _ActionsQuery(_Behind, _Page):
     pass
@@ -441,42 +446,61 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
         return taken
 
 
+def looks(api: Blueprint) -> Callable[..., Callable[[_Look], _Look]]:
+    """Return a decorator for functions that answer a GET: of what the query asks, if there is one, and the places in
+    the path; their documentation is the route's."""
+
+    def look(path: str, kind: Any, query: type[BaseModel] | None = None, **more: Any) -> Callable[[_Look], _Look]:
+        def add(find: _Look) -> _Look:
+            def answered(**places: str) -> Response:
+                return answer(find(*([] if query is None else [read_query(query)]), **places))
+
+            told = tells(" ".join((find.__doc__ or "").split()), {200: kind}, query=query, **more)
+            api.add_url_rule(path, find.__name__, told(answered))
+            return find
+
+        return add
+
+    return look
+
+
 def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None:
-    def told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    look = looks(api)
+
+    def told(rows: Rows) -> Rows:
         return rows if fields is None else with_fields(fields.add_to_tickets, rows)
 
-    @api.get("/consumers")
-    @tells("All registered consumers.", {200: verbs.Consumers})
-    def consumers() -> Response:
-        return answer({"consumers": desk.status.consumers()})
+    @look("/consumers", verbs.Consumers)
+    def consumers() -> Any:
+        """All registered consumers."""
+        return {"consumers": desk.status.consumers()}
 
-    @api.get("/sources")
-    @tells("The progress of gathering several ticket streams; null when there is one.", {200: verbs.Sources})
-    def sources() -> Response:
-        return answer({"sources": desk.status.sources()})
+    @look("/sources", verbs.Sources)
+    def sources() -> Any:
+        """The progress of gathering several ticket streams; null when there is one."""
+        return {"sources": desk.status.sources()}
 
-    @api.get("/tickets")
-    @tells("A page of tickets in processing, or one by its id.", {200: verbs.Tickets}, query=_TicketsQuery)
-    def tickets() -> Response:
-        asked = read_query(_TicketsQuery)
+    @look("/tickets", verbs.Tickets, _TicketsQuery)
+    def tickets(asked: _TicketsQuery) -> Any:
+        """A page of tickets in processing, or one by its id."""
         if asked.id is not None:
             found = desk.ticket(asked.id)
-            return answer(seen({"tickets": told([] if found is None else [found]), "cursor": None}))
+            return seen({"tickets": told([] if found is None else [found]), "cursor": None})
         page = desk.status.tickets(asked.cursor or "0", asked.limit)
-        return answer(seen(page | {"tickets": told(page["tickets"])}))
+        return seen(page | {"tickets": told(page["tickets"])})
 
-    @api.get("/tickets/<rest:ticket_id>")
-    @tells("One ticket in processing.", {200: verbs.TicketRow}, problems=TICKET_PROBLEMS)
-    def ticket(ticket_id: str) -> Response:
+    @look("/tickets/<rest:ticket_id>", verbs.TicketRow, problems=TICKET_PROBLEMS)
+    def ticket(ticket_id: str) -> Any:
+        """One ticket in processing."""
         found = desk.ticket(read_ticket_id())
         if found is None:
             raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
-        return answer(seen(told([found])[0]))
+        return seen(told([found])[0])
 
-    @api.get("/audit")
-    @tells("The result of the last audit; null when there was none.", {200: verbs.Audit})
-    def audit() -> Response:
-        return answer({"audit": desk.status.proofs()["audit"]})
+    @look("/audit", verbs.Audit)
+    def audit() -> Any:
+        """The result of the last audit; null when there was none."""
+        return {"audit": desk.status.proofs()["audit"]}
 
 
 def _add_events(api: Blueprint, desk: Desk) -> None:
@@ -585,60 +609,81 @@ def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:
 BODY = 32 * 1024
 #: Seconds that the search for the delayed messages of one ticket may take.
 _FIND_S = 0.5
-_EXPLAIN = b"/explain"
 #: Of an execution, what belongs to the message that is asked for.
 _OF_EXECUTIONS = tuple(verbs.ExecutionRow.__annotations__)
 
 
 def operator_routes(parts: Parts) -> Blueprint:
     api = Blueprint("operators", __name__, url_prefix="/api")
-    _add_shelves(api, parts)
-    _add_messages(api, parts)
+    look = looks(api)
 
-    @api.get("/tickets/<rest:ticket_id>/explain")
-    @tells(
-        "The reason why a ticket waits, and until when.",
-        {200: verbs.Explanation},
-        problems={422: "ticket ids have 1 to 256 bytes"},
-    )
-    def explain(ticket_id: str) -> Response:
-        return answer(seen(parts.explain(read_ticket_id(_EXPLAIN))))
+    @look("/tickets/<rest:ticket_id>/explain", verbs.Explanation, problems={422: TICKET_PROBLEMS[422]})
+    def explain(ticket_id: str) -> Any:
+        """The reason why a ticket waits, and until when."""
+        return seen(parts.explain(read_ticket_id(b"/explain")))
 
-    @api.get("/explain")
-    @tells(
-        "The explanation of a ticket of any id: in a path, some ids may be taken for something else.",
-        {200: verbs.Explanation},
-        query=TicketQuery,
-    )
-    def explain_by_query() -> Response:
-        return answer(seen(parts.explain(read_query(TicketQuery).id)))
+    @look("/explain", verbs.Explanation, TicketQuery)
+    def explain_by_query(asked: TicketQuery) -> Any:
+        """The explanation of a ticket of any id: in a path, some ids may be taken for something else."""
+        return seen(parts.explain(asked.id))
 
-    @api.get("/rules")
-    @tells("The live rules.", {200: verbs.Rules})
-    def rules() -> Response:
+    @look("/rules", verbs.Rules)
+    def rules() -> Any:
+        """The live rules."""
         book = parts.rules.read()
-        return answer({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
+        return {"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)}
 
-    @api.get("/actions")
-    @tells("Actions of operators, newest first.", {200: verbs.Actions}, query=_ActionsQuery)
-    def actions() -> Response:
-        asked = read_query(_ActionsQuery)
-        before = None if asked.cursor is None else asked.cursor.encode()
-        lines, cursor = parts.action_log.page(before, asked.limit)
-        return answer({"actions": lines, "cursor": cursor})
+    @look("/actions", verbs.Actions, _ActionsQuery)
+    def actions(asked: _ActionsQuery) -> Any:
+        """Actions of operators, newest first."""
+        lines, cursor = parts.action_log.page(asked.behind, asked.limit)
+        return {"actions": lines, "cursor": cursor}
 
-    @api.get("/consumers/<name>/process")
-    @tells(
-        "One consumer: where it runs, and what it runs at this moment, as it says itself.",
-        {200: verbs.ConsumerShown},
-        problems={404: "unknown_consumer"},
-    )
-    def consumer(name: str) -> Response:
-        rows = [row for row in parts.status.consumers() if row["name"] == name]
-        if not rows:
-            raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
-        asked = [row | {"process": parts.ask_process(str(row.get("health_url", "")))} for row in rows]
-        return answer({"consumers": asked})
+    @look("/consumers/<name>/process", verbs.ConsumerShown, problems={404: "unknown_consumer"})
+    def consumer(name: str) -> Any:
+        """One consumer: where it runs, and what it runs at this moment, as it says itself."""
+        return {"consumers": consumer_shown(parts, parts.status.consumers(), name)}
+
+    @look("/dead-letters", verbs.Letters, LetterQuery)
+    def list_letters(asked: LetterQuery) -> Any:
+        """A page of dead letters, oldest first."""
+        page = parts.letters.page(asked.meant(sees_texts()), asked.behind, asked.limit)
+        rows = with_fields(parts.fields.add_to_letters, [letter.row() for letter in page.letters])
+        return {"dead_letters": seen(rows), "cursor": None if page.cursor is None else page.cursor.decode()}
+
+    @look("/dead-letters/<stream_id:letter_id>", verbs.WholeLetter, problems={404: "unknown_dead_letter"})
+    def show_letter(letter_id: str) -> Any:
+        """One dead letter; for operators with the text of its error, traceback and fields."""
+        found = parts.letters.get(letter_id.encode())
+        if found is None:
+            raise Problem(404, "unknown_dead_letter", "no dead letter has that id")
+        told = found[0].whole(found[1])
+        return told if sees_texts() else seen(told) | {"message_fields": None}
+
+    @look("/delayed", verbs.DelayedList, _DelayedQuery)
+    def list_delayed(asked: _DelayedQuery) -> Any:
+        """A page of delayed messages, the earliest first."""
+        delayed = parts.delayed
+        try:
+            page = delayed.page(asked.cursor, asked.limit, asked.ticket or "", _FIND_S)
+        except ValueError as wrong:
+            raise unfit("cursor", wrong) from None
+        counts = {name: count for name, count in delayed.counts().items() if name != "first_ms"}
+        told = {"delayed": [shown(row) for row in page.rows], "cursor": page.cursor, "time_ms": delayed.now_ms()}
+        return told | counts
+
+    @look("/find", verbs.Found, _FindQuery, role=Role.OPERATOR)
+    def find(asked: _FindQuery) -> Any:
+        """Messages with a value in a field, unfinished or dead: a page, and how far the search came."""
+        return find_messages(parts.fields, asked.field, query_bytes("value"), asked.cursor, asked.limit)
+
+    @look("/messages/<stream_id:message_id>", verbs.MessageShown, _Behind, problems={404: "unknown_message"})
+    def show(asked: _Behind, message_id: str) -> Any:
+        """What is known of a message: where it is, its executions, error and dead letter; for operators what it
+        says."""
+        facts = message_facts(parts, message_id, asked.cursor)
+        runs = [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in facts["executions"]]
+        return {name: facts[name] for name in verbs.MessageShown.__annotations__} | {"executions": runs}
 
     for word in ("interrupt", "clear"):
         _add_order(api, parts, word)
@@ -648,70 +693,16 @@ def operator_routes(parts: Parts) -> Blueprint:
     return api
 
 
-def _add_shelves(api: Blueprint, parts: Parts) -> None:
-    @api.get("/dead-letters")
-    @tells("A page of dead letters, oldest first.", {200: verbs.Letters}, query=LetterQuery)
-    def list_letters() -> Response:
-        asked = read_query(LetterQuery)
-        after = None if asked.cursor is None else asked.cursor.encode()
-        page = parts.letters.page(asked.meant(sees_texts()), after, asked.limit)
-        rows = with_fields(parts.fields.add_to_letters, [letter.row() for letter in page.letters])
-        return answer({"dead_letters": seen(rows), "cursor": None if page.cursor is None else page.cursor.decode()})
-
-    @api.get("/dead-letters/<stream_id:letter_id>")
-    @tells(
-        "One dead letter; for operators with the text of its error, traceback and fields.",
-        {200: verbs.WholeLetter},
-        problems={404: "unknown_dead_letter"},
-    )
-    def show_letter(letter_id: str) -> Response:
-        found = parts.letters.get(letter_id.encode())
-        if found is None:
-            raise Problem(404, "unknown_dead_letter", "no dead letter has that id")
-        told = found[0].whole(found[1])
-        return answer(told if sees_texts() else seen(told) | {"message_fields": None})
-
-    @api.get("/delayed")
-    @tells("A page of delayed messages, the earliest first.", {200: verbs.DelayedList}, query=_DelayedQuery)
-    def list_delayed() -> Response:
-        asked, delayed = read_query(_DelayedQuery), parts.delayed
-        try:
-            page = delayed.page(asked.cursor, asked.limit, asked.ticket or "", _FIND_S)
-        except ValueError as wrong:
-            raise unfit("cursor", wrong) from None
-        counts = {name: count for name, count in delayed.counts().items() if name != "first_ms"}
-        told = {"delayed": [shown(row) for row in page.rows], "cursor": page.cursor, "time_ms": delayed.now_ms()}
-        return answer(told | counts)
+def consumer_shown(parts: Parts, rows: Rows, name: str) -> Rows:
+    """Return the rows of a consumer, with what it says itself. Raises Problem 404."""
+    if not (mine := [row for row in rows if row["name"] == name]):
+        raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
+    return [row | {"process": parts.ask_process(str(row.get("health_url", "")))} for row in mine]
 
 
 def shown(row: DelayedRow) -> dict[str, Any]:
     """Return a row as the caller of the current request may see it."""
     return vars(row) if sees_texts() else vars(row) | {"fields": None}
-
-
-def _add_messages(api: Blueprint, parts: Parts) -> None:
-    @api.get("/find")
-    @tells(
-        "Messages with a value in a field, unfinished or dead: a page, and how far the search came.",
-        {200: verbs.Found},
-        query=_FindQuery,
-        role=Role.OPERATOR,
-    )
-    def find() -> Response:
-        asked = read_query(_FindQuery)
-        return answer(find_messages(parts.fields, asked.field, query_bytes("value"), asked.cursor, asked.limit))
-
-    @api.get("/messages/<stream_id:message_id>")
-    @tells(
-        "What is known of a message: where it is, its executions, error and dead letter; for operators what it says.",
-        {200: verbs.MessageShown},
-        query=_Behind,
-        problems={404: "unknown_message"},
-    )
-    def show(message_id: str) -> Response:
-        facts = message_facts(parts, message_id, read_query(_Behind).cursor)
-        runs = [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in facts["executions"]]
-        return answer({name: facts[name] for name in verbs.MessageShown.__annotations__} | {"executions": runs})
 
 
 def find_messages(

@@ -68,6 +68,7 @@ from usher.master.verbs.verbs import (
 from usher.master.web.api import (
     Parts,
     acting_in,
+    consumer_shown,
     find_messages,
     message_facts,
     performed,
@@ -184,10 +185,7 @@ def _add_live(views: Blueprint, parts: Parts) -> None:
 
     @views.get("/consumers/<name>")
     def consumer(name: str) -> str:
-        rows = [row for row in parts.overview.consumers() if row["name"] == name]
-        if not rows:
-            raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
-        rows = [row | {"process": parts.ask_process(str(row.get("health_url", "")))} for row in rows]
+        rows = consumer_shown(parts, parts.overview.consumers(), name)
         now_ms, points = _points(parts, "24h", name)
         starts = [ms for one in points for ms, what, text in one["marks"] if (what, text) == ("start", name)]
         of_name = next((row for row in totals(points, BY_CONSUMER) if row["name"] == name), None)
