@@ -311,14 +311,10 @@ def asked_of(shelf: Shelf, given: dict[str, Any]) -> Any:
     return asked
 
 
-def _args_of(verb: Verb, why: str, given: dict[str, Any]) -> Args:
-    return verb.args(reason=why, **given)
-
-
 def place_command(
     verb: Verb,
     extra: Callable[[Any], Any] = lambda command: command,
-    args_of: Callable[[Verb, str, dict[str, Any]], Args] = _args_of,
+    args_of: Callable[[Verb, str, dict[str, Any]], Args] = lambda verb, why, given: verb.args(reason=why, **given),
     word: str = "",
     told: str = "",
 ) -> click.Command:

@@ -75,7 +75,8 @@ class Reported(TypedDict):
 class ConsumerRow(TypedDict):
     """A consumer. ``state``: live, starting, paused, draining, revoked or lost. ``silent``: it does not answer the
     leader over HTTP. ``ticket_ids``: those that it has in processing, as far as there was time to look.
-    ``started_ms``: when it was registered. A name of which only pending entries are left has less."""
+    ``started_ms``: when it was registered. A name of which only pending entries are left has less. ``process``: of one
+    that is asked for by its name; null when it did not say."""
 
     name: str
     incarnation: str
@@ -88,9 +89,12 @@ class ConsumerRow(TypedDict):
     health_url: NotRequired[str]
     started_ms: NotRequired[int]
     silent: NotRequired[bool]
+    process: NotRequired[ProcessRow | None]
 
 
 class Consumers(TypedDict):
+    """Consumers; of one that is asked for by its name, former incarnations too that still hold entries."""
+
     consumers: list[ConsumerRow]
 
 
@@ -109,22 +113,12 @@ class ProcessRow(TypedDict):
     runs: int
 
 
-class ConsumerDetails(ConsumerRow):
-    """``process``: null when it did not say."""
-
-    process: ProcessRow | None
-
-
-class ConsumerShown(TypedDict):
-    """A consumer, and former incarnations of it that still hold entries."""
-
-    consumers: list[ConsumerDetails]
-
-
 class LetterRow(TypedDict):
     """A dead letter without its traceback and its message's fields (``fields`` is their number). ``at``: file and line
     of the error, in the handler's own code; ``handler``: MODULE:FUNCTION. ``error``: its text, of which viewers see
-    the type only. ``shown_fields``: see TicketRow."""
+    the type only. ``shown_fields``: see TicketRow. A letter that is asked for by its id has its ``traceback``, empty
+    for viewers, and ``message_fields``: pairs of name and value; null for viewers, who may not see what messages
+    say."""
 
     id: str
     message_id: str
@@ -144,6 +138,8 @@ class LetterRow(TypedDict):
     fields: int
     cut: bool
     shown_fields: NotRequired[dict[str, str | None] | None]
+    traceback: NotRequired[str]
+    message_fields: NotRequired[list[list[str]] | None]
 
 
 class ErrorRow(TypedDict):
@@ -252,14 +248,6 @@ class Letters(TypedDict):
     cursor: str | None
 
 
-class WholeLetter(LetterRow):
-    """A whole dead letter. ``traceback``: empty for viewers; ``message_fields``: pairs of name and value; null for
-    viewers, who may not see the contents of messages."""
-
-    traceback: str
-    message_fields: list[list[str]] | None
-
-
 class ItemOutcome(TypedDict):
     """Result for an item. Of a letter: resumed, added (``message_id`` is the message made from it), released,
     dropped; or gone, cut, held. Of a delayed message: moved (also of what is to be sent now), dropped; or gone (sent or
@@ -356,7 +344,7 @@ class Rules(TypedDict):
 
 class RuleChange(TypedDict):
     """A change of the rules. ``outcome``: set, replaced or lifted. From now on nothing is handed over by the former
-    rules; ``handed_over`` messages had been before."""
+    rules; ``handed_over`` messages had been before. ``name``: of the consumer that it is about."""
 
     outcome: str
     version: int
@@ -365,10 +353,7 @@ class RuleChange(TypedDict):
     handed_over: int
     handed_over_is_exact: bool
     note: str
-
-
-class ConsumerRuleChange(RuleChange):
-    name: str
+    name: NotRequired[str]
 
 
 class ActionRow(TypedDict):
@@ -1076,7 +1061,7 @@ def resume(view: View, args: OfTarget) -> Outcome:
 _DRAINED = {404: "unknown_consumer", 409: "too_many_rules"}
 
 
-@verb("consumers drain", "POST /consumers/<name>/drain", Args, {200: ConsumerRuleChange}, _DRAINED)
+@verb("consumers drain", "POST /consumers/<name>/drain", Args, {200: RuleChange}, _DRAINED)
 def drain(view: View, args: Args, name: str) -> Outcome:
     """Hand nothing more to a consumer: it finishes its messages, and new ones go to others. This holds for the name,
     also after a restart, until `usher consumers resume`."""
@@ -1086,7 +1071,7 @@ def drain(view: View, args: Args, name: str) -> Outcome:
     return _changed(changed, "unknown_consumer", "no consumer of that name is registered", name, says)
 
 
-@verb("consumers resume", "POST /consumers/<name>/resume", Args, {200: ConsumerRuleChange}, {404: "not_drained"})
+@verb("consumers resume", "POST /consumers/<name>/resume", Args, {200: RuleChange}, {404: "not_drained"})
 def resume_consumer(view: View, args: Args, name: str) -> Outcome:
     """Resume a consumer that an operator has drained. One that shuts down goes on with that."""
     nobody = "no consumer of that name was drained by an operator"

@@ -107,6 +107,7 @@ class Desk:
     ) -> None:
         self._membership, self.status, self._dispatcher, self._lead = membership, status, dispatcher, lead
         self._services, self.ticket_window, self._look_now, self.feed = services, ticket_window, look_now, feed
+        self.window = dispatcher.window
         self.beside: Callable[[], Health] = lambda: Health(())  # of what else is in this process
 
     def register(self, asked: Registration) -> RegistrationResult:
@@ -141,10 +142,6 @@ class Desk:
         if report.fenced:
             raise IncarnationFenced
         return report.answers
-
-    def window(self, incarnation: str) -> int | None:
-        """Return how many messages the leader gives this incarnation at a time, at the moment; None: not known."""
-        return self._dispatcher.window(incarnation)
 
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         """Return the ticket from the index; on the leader also what it has parked of the ticket, where memory has all
@@ -615,6 +612,7 @@ _OF_EXECUTIONS = tuple(verbs.ExecutionRow.__annotations__)
 
 def operator_routes(parts: Parts) -> Blueprint:
     api = Blueprint("operators", __name__, url_prefix="/api")
+    _add_shelves(api, parts)
     look = looks(api)
 
     @look("/tickets/<rest:ticket_id>/explain", verbs.Explanation, problems={422: TICKET_PROBLEMS[422]})
@@ -639,10 +637,21 @@ def operator_routes(parts: Parts) -> Blueprint:
         lines, cursor = parts.action_log.page(asked.behind, asked.limit)
         return {"actions": lines, "cursor": cursor}
 
-    @look("/consumers/<name>/process", verbs.ConsumerShown, problems={404: "unknown_consumer"})
+    @look("/consumers/<name>/process", verbs.Consumers, problems={404: "unknown_consumer"})
     def consumer(name: str) -> Any:
         """One consumer: where it runs, and what it runs at this moment, as it says itself."""
         return {"consumers": consumer_shown(parts, parts.status.consumers(), name)}
+
+    for word in ("interrupt", "clear"):
+        _add_order(api, parts, word)
+    for one in VERBS.values():
+        if one.route:
+            _add_verb(api, parts, one)
+    return api
+
+
+def _add_shelves(api: Blueprint, parts: Parts) -> None:
+    look = looks(api)
 
     @look("/dead-letters", verbs.Letters, LetterQuery)
     def list_letters(asked: LetterQuery) -> Any:
@@ -651,7 +660,7 @@ def operator_routes(parts: Parts) -> Blueprint:
         rows = with_fields(parts.fields.add_to_letters, [letter.row() for letter in page.letters])
         return {"dead_letters": seen(rows), "cursor": None if page.cursor is None else page.cursor.decode()}
 
-    @look("/dead-letters/<stream_id:letter_id>", verbs.WholeLetter, problems={404: "unknown_dead_letter"})
+    @look("/dead-letters/<stream_id:letter_id>", verbs.LetterRow, problems={404: "unknown_dead_letter"})
     def show_letter(letter_id: str) -> Any:
         """One dead letter; for operators with the text of its error, traceback and fields."""
         found = parts.letters.get(letter_id.encode())
@@ -684,13 +693,6 @@ def operator_routes(parts: Parts) -> Blueprint:
         facts = message_facts(parts, message_id, asked.cursor)
         runs = [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in facts["executions"]]
         return {name: facts[name] for name in verbs.MessageShown.__annotations__} | {"executions": runs}
-
-    for word in ("interrupt", "clear"):
-        _add_order(api, parts, word)
-    for one in VERBS.values():
-        if one.route:
-            _add_verb(api, parts, one)
-    return api
 
 
 def consumer_shown(parts: Parts, rows: Rows, name: str) -> Rows:
