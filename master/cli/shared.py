@@ -5,14 +5,11 @@ and counts what came of it."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import getpass
-import itertools
 import math
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from usher.common.base.durations import Duration
-from usher.common.base.errors import GroupMissing, RedisTrouble, ReplyUnknown, StartRefused
+from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, json_line, label, pluralize
 from usher.common.cli.progress import progress
 from usher.common.protocol.keys import Keys
@@ -41,7 +38,7 @@ from usher.master.operations.live_rules import TooManyRules
 from usher.master.policy.letters import Preview
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.policy.states import BAD, STATES, WARN
-from usher.master.verbs.verbs import TICKETS, VERBS, Args, Ask, BulkJob, Item, Shelf, Unfit, Verb
+from usher.master.verbs.verbs import STOPPED, TICKETS, VERBS, Args, Ask, BulkJob, Item, Shelf, Unfit, Verb
 from usher.master.verbs.view import View
 
 #: A width, in characters, at which nothing is folded.
@@ -260,7 +257,6 @@ def caller(why: str = "") -> By:
     return By(who, "cli", why)
 
 
-_TRIES = 5
 #: Rows of a preview, and sentences about what was refused; and what programs get of a group.
 _SHOWN, _GROUP = 20, ("reason", "error_type", "policy", "at", "count")
 
@@ -411,7 +407,7 @@ def _act(
     nothing = f"no {shelf.noun} matches: {told}" if told else f"there are no {shelf.noun}s"
     if not as_json:
         _show_preview(view, verb, shelf, preview, "" if ids else nothing)
-    job, code = BulkJob(verb, shelf, view, Args(), None, "" if ids else told, b"", preview.count), 0
+    job, code = BulkJob(verb, shelf, view, Args(), None, "" if ids else told, b"", preview.count, tries=5), 0
     if not given["preview"] and (ids or preview.count):
         if preview.count:
             confirm(f"{verb.label.lower()}: {pluralize(preview.count, shelf.noun)}?", given["yes"], as_json)
@@ -448,23 +444,8 @@ def _show_preview(view: View, verb: Verb, shelf: Shelf, preview: Preview, nothin
 def _carry_out(job: BulkJob, pages: Iterator[Sequence[Any]]) -> int:
     """Do it to all of these, and return the exit code."""
     with progress() as show, UntilSignal() as until, contextlib.suppress(KeyboardInterrupt):  # the second one
-        pages = itertools.takewhile(lambda page: not until.came, pages)
-        for _ in job.carry_out(pages, functools.partial(_carried_out, job.verb, until)):
+        for _ in job.carry_out(pages):
             show(job.verb.word, job.outcomes.total(), job.count)
+            if until.came:
+                job.state = STOPPED
     return 130 if until.came else int(any(word not in job.shelf.good for word in job.outcomes))
-
-
-def _carried_out(verb: Verb, until: UntilSignal, view: View, items: Sequence[Any], args: Args) -> list[Any]:
-    """Return the results of one batch; after a signal, of none: what was done is counted. When the answer is lost, the
-    same is asked again: what is gone then was done before."""
-    if until.came:
-        return []
-    for number in range(_TRIES):
-        try:
-            results = list(verb.run(view, items, args))
-            return [one._replace(word="done") if number and one.word == "gone" else one for one in results]
-        except ReplyUnknown:
-            if number == _TRIES - 1:
-                raise
-            time.sleep(0.2 * 2**number)
-    raise AssertionError("not reached")

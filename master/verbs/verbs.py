@@ -19,6 +19,7 @@ from __future__ import annotations
 import inspect
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from typing_extensions import TypedDict
 
 from usher.common.base.clock import wall_ms
-from usher.common.base.errors import MessageUndecodable, UsherError
+from usher.common.base.errors import MessageUndecodable, ReplyUnknown, UsherError
 from usher.common.base.log import event
 from usher.common.base.text import pluralize, span
 from usher.common.http.fields import OneLine, StreamId, TicketId
@@ -813,11 +814,12 @@ DELAYED = Shelf(
     means={
         "moved": "sent at the time given, or now",
         "dropped": "thrown away",
+        "done": "done, but the answer was lost on the way",
         "gone": "left alone: not waiting any more, because it was sent or dropped before",
         "held": "left alone: no leader has put it in order yet; ask again in a moment",
         "unknown": "left alone: no delayed message has had this id",
     },
-    good=frozenset(("moved", "dropped")),
+    good=frozenset(("moved", "dropped", "done")),
     grouped="ticket",
     at_once=1_000_000,  # all of them, which keeps their order
     meant=lambda ask, sees_texts: ask.ticket,
@@ -892,6 +894,7 @@ TICKETS = Shelf(
     ask=TicketAsk,
     args=Args,
     answer=None,
+    at_once=1,
     means={"refused": "nothing was done", NO_ROOM: "nothing was done: there are as many rules as there may be"},
     grouped="state",
     good=frozenset(("asked", "done", "set", "replaced")),
@@ -1088,7 +1091,7 @@ RUNNING, DONE, STOPPED = "running", "done", "stopped"
 class BulkJob:
     """A bulk job, of the service or of a command. Written by its thread, read by pages; ``told`` is the filter in
     words, ``count`` how many a dry run has found. ``touched``: items that are done, of which a ticket may come
-    again."""
+    again. ``tries``: of a step whose answer is lost."""
 
     verb: Verb
     shelf: Shelf
@@ -1106,6 +1109,7 @@ class BulkJob:
     touched: dict[bytes, None] = field(default_factory=dict)
     pages: Iterator[Sequence[Any]] | None = None
     failed_turns: int = 0
+    tries: int = 1
 
     @property
     def done(self) -> int:
@@ -1123,14 +1127,14 @@ class BulkJob:
     def sentence(self) -> str:
         return self.verb.sentence(self.args, list(self.outcomes.elements()))
 
-    def carry_out(self, pages: Iterable[Sequence[Any]], run: Callable[..., Any] | None = None) -> Iterator[Any]:
+    def carry_out(self, pages: Iterable[Sequence[Any]]) -> Iterator[Any]:
         """Do it to all of these, yield what came of each, and note what was done, also when Redis fails in the
         middle."""
         ended, chosen = FAILED, list[bytes]()
         try:
             for page in pages:
                 chosen += [item.id for item in page]
-                yield from self.take(page, run)
+                yield from self.take(page)
                 if self.is_over:
                     break
             ended = ""
@@ -1143,12 +1147,11 @@ class BulkJob:
                 action = OperatorAction(self.view.by, self.verb.noted, ": ".join(filter(None, (on, self.told))))
                 self.view.action_log.note(action, counted(self.outcomes.elements()) + ended)
 
-    def take(self, page: Sequence[Any], run: Callable[..., Any] | None = None) -> Iterator[Any]:
-        """Do it to the items of a page, in batches, until it is stopped. ``run``: does it in place of the verb's
-        function."""
+    def take(self, page: Sequence[Any]) -> Iterator[Any]:
+        """Do it to the items of a page, in batches, until it is stopped, and yield what came of each."""
         items = [item for item in {item.id: item for item in page}.values() if item.id not in self.touched]
         for at in range(0, len(items), self.shelf.at_once):
-            for result in (run or self.verb.run)(self.view, items[at : at + self.shelf.at_once], self.args):
+            for result in self._results(items[at : at + self.shelf.at_once]):
                 self.touched[result.id] = None
                 self.outcomes[result.word] += 1
                 if result.word not in self.shelf.good and len(self.failures) < _NAMED:
@@ -1157,8 +1160,22 @@ class BulkJob:
                 if result.word == NO_ROOM:
                     self.state = STOPPED
                 yield result
-                if self.state != RUNNING:
-                    return
+            if self.state != RUNNING:
+                return
+
+    def _results(self, items: Sequence[Any]) -> list[Any]:
+        """Do it to these. A command, whose answer is lost, asks the same again: what is gone then was done before."""
+        left = self.tries
+        while True:
+            try:
+                results = list(self.verb.run(self.view, items, self.args))
+                is_first = left == self.tries
+                return [one._replace(word="done") if one.word == "gone" and not is_first else one for one in results]
+            except ReplyUnknown:
+                left -= 1
+                if not left:
+                    raise
+                time.sleep(0.2 * 2 ** (self.tries - left - 1))
 
     def note(self, outcome: str, what: str = "") -> None:
         action = OperatorAction(self.view.by, what or self.what, f"{self.shelf.noun}s: {self.told}")
