@@ -601,13 +601,13 @@ class TicketHistory:
         return told | {"run_log_begins_ms": begins_ms, "executions_are_cut": is_cut}
 
     def finished(
-        self, ticket: str, handler: str, before: str = "", most: int = 100
+        self, ticket: str, handler: str, before: str = "", most: int = 100, within_s: float = _PIECE_S
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Return at least the ``most`` newest executions after which a message was done or a dead letter, newest first;
         only those of a ticket and of a handler, if given. And behind which record of the run log others may be; None:
         none are."""
         text = orjson.dumps(ticket) if ticket else b'"handler":' + orjson.dumps(handler) if handler else b""
-        start, at_once, ends_s = f"({before}" if before else "+", 1, time.monotonic() + _PIECE_S
+        start, at_once, ends_s = f"({before}" if before else "+", 1, time.monotonic() + within_s
         rows = list[dict[str, Any]]()
         while True:
             args = ("XREVRANGE", start, "-", at_once, "batch", text, "part")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
@@ -210,10 +211,11 @@ _YEAR_MS = 365 * 86_400_000
 SEND_NOW, MOVE, DROP = "send_delayed_now", "move_delayed", "drop_delayed"
 
 
-class DelayedRow(NamedTuple):
-    """A delayed message for a list: ``fields`` are the first of its ``field_count``, each cut to its beginning, without
-    those whose values stand beside them (``due_ms``, ``stream``, ticket). ``cursor``: where a page begins that goes on
-    behind it."""
+@dataclass(frozen=True)
+class DelayedRow:
+    """A delayed message for a list. ``due_ms``: when it is sent, by Redis' clock. ``fields``: the beginnings of the
+    first of its ``field_count`` fields, without those whose values stand beside them (``due_ms``, ``stream``, ticket);
+    null for viewers, who may not see what messages say. ``cursor``: where a page begins that goes on behind it."""
 
     id: str
     due_ms: int
@@ -221,7 +223,7 @@ class DelayedRow(NamedTuple):
     stream: str
     bytes: int
     field_count: int
-    fields: list[tuple[str, str]]
+    fields: list[tuple[str, str]] | None
     cursor: str
 
 

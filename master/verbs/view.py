@@ -12,7 +12,8 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Self
 from urllib.parse import quote
 
 from usher.common.base.clock import now_s, wall_ms
@@ -53,9 +54,10 @@ _CLOCKS_AGREE_MS = 1000
 _TRIES = 3
 
 
-class OrderResult(NamedTuple):
-    """Result of an order. ``outcome``: planned (a preview), asked (its consumer was told), done, or refused: nothing
-    happened, and ``note`` says why."""
+@dataclass(frozen=True)
+class OrderResult:
+    """Result of an order. ``outcome``: planned (a preview), asked (``consumer`` was told), done, or refused: nothing
+    happened, and ``note`` says why. ``sent``: the message that was sent first."""
 
     ticket_id: str
     order: str
@@ -63,6 +65,7 @@ class OrderResult(NamedTuple):
     note: str
     message_id: str | None = None
     consumer: str | None = None
+    sent: str | None = None
 
 
 class View:

@@ -24,7 +24,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import encode as encode_error
 from usher.master.audit import cli as audit
-from usher.master.cli.status import ServerSentEvent, _event_line
+from usher.master.cli.status import _event_line
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.rules import Target, rule_id
 
@@ -336,7 +336,7 @@ def test_tickets_are_shown_as_they_are_called(world: World, ticket: bytes) -> No
 @pytest.mark.parametrize("ms", [0, 1_700_000_000_000_000, 2**64 - 1])
 def test_what_happens_to_messages_with_ids_that_somebody_chose_is_told_all_the_same(ms: int) -> None:
     """An id need not be a time: a producer may count microseconds, or begin at 1."""
-    line = _event_line(ServerSentEvent("", "entry", {"ticket_id": "T", "time_ms": ms, "message_id": f"{ms}-0"}))
+    line = _event_line("entry", {"ticket_id": "T", "time_ms": ms, "message_id": f"{ms}-0"})
     assert line.endswith(f"entry        message_id={ms}-0")
 
 
