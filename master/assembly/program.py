@@ -159,7 +159,9 @@ class LeaderServices:
         self._delayed = DelayedMessages(link("delayed"), keys, self.lead, *fields)
         self.services.append(self._delayed)
         retention = retention_of(settings, work_stream=is_work)
-        self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, retention))
+        stream = keys.stream.encode()
+        ours = link("trim"), lambda: (stream,) * self.lead.is_ours
+        self.services.append(Trimmer(*ours, trim_s, retention, keys))
 
     def _fleet(self) -> dict[str, str]:
         return {one: self.health.codes.get(one, "") for one in self.roster.members}

@@ -2,18 +2,18 @@
 
 The live overview is the state of the whole system for the page, read once for everybody who watches. While a page is
 open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every other second, in
-one round trip, so that a page finds a history when it opens; more rarely while nothing moves. Open pages ask again
-every two seconds; that is how they learn in time that there is no news. ``usher stuck`` takes two looks of its own.
+one round trip, so that a page finds rates when it opens; more rarely while nothing moves. Open pages ask again every
+two seconds; that is how they learn in time that there is no news. ``usher stuck`` takes two looks of its own.
 
 The feed serves all followers of tickets. Three streams (ticket stream, run log, dead letters) are read on, once for all
 who are at the same place, and the index is looked at for the followed tickets, a few times a second while there are
 followers. A follower that comes back with a position first gets the events it has missed.
 
 Events, as server-sent events: ``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a
-fence), ``attempt`` (one that failed, or attempts that a message is charged), ``completed`` (with times, from the run
-log), ``dead_letter``, ``state`` (handed_over, returned, put_off, paused, halted, idle; with the ``rule`` that holds),
-``gap`` (events in between are no longer there). ``time_ms`` of each: when it happened; when it was seen, if only the
-index tells; for a gap, the time from which something is missing.
+fence), ``attempt`` (one that failed) and ``completed``, both with times, from the run log, ``dead_letter``, ``state``
+(handed_over, returned, put_off, paused, halted, idle; with the ``rule`` that holds), ``gap`` (events in between are no
+longer there). ``time_ms`` of each: when it happened; when it was seen, if only the index tells; for a gap, since when
+something is missing.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import GroupMissing, RedisTrouble
 from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
-from usher.common.protocol.attempts import Attempts, decode
-from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
-from usher.common.protocol.last_error import LastError
-from usher.common.protocol.last_error import decode as decode_error
+from usher.common.protocol.attempts import NEVER
+from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.message import as_mapping, first_value, ticket_value
 from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses
 from usher.common.protocol.mishaps import told as told_of
@@ -51,29 +49,27 @@ from usher.common.redis.replies import Entry, first_of, pairs
 from usher.common.runtime.service import Service
 from usher.master.insight.formatting import ticket_url, visible
 from usher.master.insight.stats import stream_sums, tickets_of
-from usher.master.insight.status import consumer_rows, ticket_row
+from usher.master.insight.status import Scan, consumer_rows, look_at, ticket_row
 from usher.master.membership.registry import STATES
 from usher.master.operations.live_rules import read_rules
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.explain import (
     OK,
-    Head,
-    StuckContext,
+    Looked,
     TicketGroups,
     alarms,
     describe,
     level_of,
-    named_under_master,
     oldest,
-    parse_head,
     since_ms,
     stuck_rows,
 )
 from usher.master.policy.letters import SUDDEN_MS
-from usher.master.policy.rates import Sample, is_still, point, rates, sample_of
+from usher.master.policy.rates import Sample, is_still, rates, sample_of
 from usher.master.policy.rules import Rule, Rulebook, Target
-from usher.master.policy.states import Queue, Seen, ticket_state
+from usher.master.policy.states import Queue, Seen
+from usher.master.policy.ticket_filter import TicketFilter
 
 if TYPE_CHECKING:  # commands that look do without a web server
     from usher.common.http.push import LiveStream, LiveStreams
@@ -104,7 +100,7 @@ class StuckTickets:
         in_memory: Callable[[bytes], Parked | None] = lambda ticket: None,
     ) -> None:
         self._link, self._keys, self._field, self._in_memory = link, keys, ticket_field, in_memory
-        self._candidates: dict[bytes, Head] = {}
+        self._candidates: dict[bytes, Looked] = {}
         self.moved_ms: Mapping[bytes, int] = {}
         self._waiting: Counter[bytes] = Counter()  # by ticket: entries seen under ``master``
         self._start, self._reached = b"-", b""  # where those begin, and how far they go; b"": to the end
@@ -119,7 +115,7 @@ class StuckTickets:
 
     def _begin_pass(self) -> None:
         self._cursor: bytes | None = None
-        self._found: list[Head] = []
+        self._found: list[Looked] = []
         self._counted: Counter[bytes] = Counter()
         self._counting, self._naming = TicketGroups(), 0
 
@@ -128,74 +124,77 @@ class StuckTickets:
         one."""
         return None if self._owned is None else self._owned.get(incarnation.encode(), 0)
 
-    def advance(self, most: float, has_troubles: bool, states: Mapping[str, str], rules: Rulebook, now_ms: int) -> None:
-        """Look at ``most`` more records, or up to the end. ``has_troubles``: any attempts or errors are noted."""
+    def advance(self, most: float, states: Mapping[str, str], now_ms: int) -> None:
+        """Look at ``most`` more records, or up to the end."""
         if now_ms - self._advanced_ms > _FORGOTTEN_AFTER_MS:
             self._begin_again()
         self._advanced_ms, looked_at = now_ms, 0
         while looked_at < most:
             self._cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor or b"0", "COUNT", _COUNT)
-            page = [head for at in range(0, len(flat), 2) if (head := parse_head(flat[at], flat[at + 1])) is not None]
-            self._counted.update(head.owner for head in page)
+            page = self._look_at(pairs(flat), states)
+            self._counted.update(one.owner for one in page)
             looked_at += max(1, len(flat) // 2)
             self._found = oldest([*self._found, *page], _KEPT)
-            self._naming += sum(map(named_under_master, page))
-            heads = page if has_troubles else [head for head in page if head.owner == HALTED]
-            attempts, errors = self._noted(heads)
-            troubled = [head for head in heads if head.owner == HALTED or head.id in attempts or head.id in errors]
-            seen = self._context(troubled, states, rules, attempts, errors)
-            for head in troubled:
-                self._counting.add(describe(head, seen, now_ms))
+            self._naming += sum(one.under_master for one in page)
+            for one in page:
+                if one.seen.kind == "halted" or one.seen.attempts != NEVER or one.error is not None:
+                    self._counting.add(self._described(one, now_ms))
             if self._cursor == b"0":
                 # Keep the former candidates: comparing shows which heads have moved on.
-                self._candidates = {head.ticket: head for head in self._found} | self._candidates
+                self._candidates = {one.ticket: one for one in self._found} | self._candidates
                 self._owned, self._groups, self._named = dict(self._counted), self._counting, self._naming
                 self._begin_pass()
                 return
+
+    def _look_at(self, records: Mapping[bytes, bytes], states: Mapping[str, str]) -> list[Looked]:
+        scan = Scan(self._link, self._keys, records)
+        readable = [at for at, head in enumerate(scan.heads) if head]
+        return look_at(self._link, self._keys, scan, readable, TicketFilter(), states)
+
+    def _described(self, one: Looked, now_ms: int) -> dict[str, Any]:
+        return describe(one, self.moved_ms.get(one.head, 0), self._parked_of(one.ticket), now_ms)
 
     def rows(
         self, states: Mapping[str, str], rules: Rulebook, now_ms: int, queue: Queue | None = None
     ) -> list[dict[str, Any]]:
         """Return the oldest tickets that are stuck, as they are now. ``queue``: what of them only waits for its
         turn."""
-        heads = self.heads(now_ms)
-        seen = self._context(heads, states, rules, *self._noted(heads))
-        seen = seen._replace(queue=queue.text if queue is not None else "")
-        return list(map(_shown, stuck_rows(heads, seen, now_ms, MOST)))
+        found = self.heads(now_ms, states, rules, queue.text if queue is not None else "")
+        return list(map(_shown, stuck_rows([self._described(one, now_ms) for one in found], now_ms, MOST)))
 
     def groups(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         found = self._groups.merged(rows, self._under_master <= self._named, MOST)
         return [group | {"rows": list(map(_shown, group["rows"]))} for group in found]
 
-    def heads(self, now_ms: int) -> list[Head]:
+    def heads(self, now_ms: int, states: Mapping[str, str], rules: Rulebook, queue: str = "") -> list[Looked]:
         """Return the oldest heads of each kind as they are now, parked ones among them."""
-        before = {head.ticket: head for head in self._found} | self._candidates
+        before = {one.ticket: one for one in self._found} | self._candidates
         waiting, held = self._pending()
         asked = list(dict.fromkeys([*before, *waiting, *held]))
         values = self._link.call("HMGET", self._keys.tickets, *asked) if asked else []
-        known, now = dict(self.moved_ms), dict[bytes, Head]()
-        for ticket, value in zip(asked, values, strict=True):
-            head = None if value is None else parse_head(ticket, value)
-            if head is None:
-                continue
-            if ticket in before and head.id != before[ticket].id:
-                known[head.id] = now_ms
-            now[ticket] = head
-        alone = waiting.keys() - {ticket for ticket, value in zip(asked, values, strict=True) if value is not None}
-        now |= {ticket: waiting[ticket] for ticket in alone}
+        records = {ticket: value for ticket, value in zip(asked, values, strict=True) if value is not None}
+        now = {one.ticket: one for one in self._look_at(records, states)}
+        known = dict(self.moved_ms) | {
+            one.head: now_ms for ticket, one in now.items() if ticket in before and one.head != before[ticket].head
+        }
+        alone = waiting.keys() - records.keys()
         if not alone:  # all of these are put off, or behind others: look further the next time
             self._start = b"(" + self._reached if self._reached else b"-"
+        for ticket in alone:
+            seen = Seen(rule=rules.of(ticket))
+            seen = seen._replace(queue=queue if seen.rule is None else "")
+            now[ticket] = Looked(ticket, b" 0 " + b" ".join(waiting[ticket]), seen, None)
         kept = oldest(now.values(), _KEPT)
-        self._candidates = {head.ticket: head for head in kept if head.owner}
-        moved_ms = {head.id: known.get(head.id, 0) for head in kept}
+        self._candidates = {one.ticket: one for one in kept if one.owner}
+        moved_ms = {one.head: known.get(one.head, 0) for one in kept}
         # Note heads that stand since now or since an unknown time, so that the next look knows them.
-        moved_ms |= {head.id: now_ms for head in kept if since_ms(head, moved_ms[head.id], now_ms) == now_ms}
+        moved_ms |= {one.head: now_ms for one in kept if since_ms(one, moved_ms[one.head], now_ms) == now_ms}
         self.moved_ms = {entry_id: ms for entry_id, ms in moved_ms.items() if ms}
         return kept
 
-    def _pending(self) -> tuple[dict[bytes, Head], list[bytes]]:
-        """Return the heads of what waits longest under the master, by ticket; those of tickets that are in the index
-        too are behind another message. And the tickets of the oldest entries of each other name in the group."""
+    def _pending(self) -> tuple[dict[bytes, list[bytes]], list[bytes]]:
+        """Return what waits longest under the master, by ticket; of tickets that are in the index too it is behind
+        another message. And the tickets of the oldest entries of each other name in the group."""
         stream, group = self._keys.stream, self._keys.group
         try:
             by_name = {name: int(count) for name, count in self._link.call("XPENDING", stream, group)[3] or ()}
@@ -211,35 +210,15 @@ class StuckTickets:
         under = {row[0] for row in rows if row[1] == MASTER}
         self._reached = max(under, key=rank) if len(under) == most else b""
         ids = [*sorted(under, key=rank), *sorted({row[0] for row in rows} - under, key=rank)[:_PENDING]]
-        found, first = list(tickets_of(self._link, self._keys, self._field, ids)), dict[bytes, Head]()
+        found, waiting = list(tickets_of(self._link, self._keys, self._field, ids)), dict[bytes, list[bytes]]()
         for entry_id, ticket in found:
             if entry_id in under:
-                known = first.get(ticket, Head(ticket, b"", 0, entry_id, 0))
-                first[ticket] = known._replace(size=known.size + 1)
-        self._waiting = Counter({ticket: head.size for ticket, head in first.items()})
+                waiting.setdefault(ticket, []).append(entry_id)
+        self._waiting = Counter({ticket: len(some) for ticket, some in waiting.items()})
         # Entries whose bodies were deleted count there but are not found here.
         self._under_master = by_name.get(MASTER, 0)
         self._all_waiting = self._under_master <= self._waiting.total()
-        return first, [ticket for entry_id, ticket in found if entry_id not in under]
-
-    def _context(
-        self,
-        heads: Iterable[Head],
-        states: Mapping[str, str],
-        rules: Rulebook,
-        attempts: Mapping[bytes, Attempts],
-        errors: Mapping[bytes, LastError],
-    ) -> StuckContext:
-        parked = {head.ticket: self._parked_of(head.ticket) for head in heads}
-        return StuckContext(attempts, states, self.moved_ms, parked, rules, errors)
-
-    def _noted(self, heads: Iterable[Head]) -> tuple[dict[bytes, Attempts], dict[bytes, LastError]]:
-        ids = [head.id for head in heads]
-        hashes = (self._keys.attempts, self._keys.errors) if ids else ()
-        noted, told = self._link.all_of([("HMGET", key, *ids) for key in hashes]) or ((), ())
-        read = {one: decode_error(value) for one, value in zip(ids, told, strict=True) if value is not None}
-        attempts = {one: decode(value) for one, value in zip(ids, noted, strict=True) if value is not None}
-        return attempts, {one: error for one, error in read.items() if error is not None}
+        return waiting, [ticket for entry_id, ticket in found if entry_id not in under]
 
     def _parked_of(self, ticket: bytes) -> Parked:
         """Return the ticket's parked messages as far as entries under ``master`` were looked at; otherwise what the
@@ -260,8 +239,6 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 _EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 30.0, 10.0
 #: Seconds that a page waits for a fresh look; a later one reaches it as an event anyway.
 _PATIENCE_S = 0.2
-#: Points of the history: ten to twenty minutes, or more where nothing moved.
-_HISTORY = 600
 #: Newest declared losses that are looked at, and tenants that are told of.
 _LOSSES, _TENANTS = 10, 8
 #: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
@@ -297,7 +274,6 @@ class LiveOverview(Service):
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
         self._told: list[Any] = []  # what Redis said of the stream and its groups at the last look
-        self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
         self._fresh = threading.Condition()
         self._looked_s = 0.0
         self._closely_s = self._watched_s = 0.0
@@ -335,11 +311,6 @@ class LiveOverview(Service):
         self.snapshot()
         return list(self._rows)
 
-    def history(self) -> list[list[float | None]]:
-        """Return rows of (milliseconds, sent/s, done/s, lag, age of the oldest in s), oldest first; None where a value
-        is unknown."""
-        return list(self._history)
-
     def _look(self) -> None:
         if not self._is_watched:
             self._watched_s = now_s()
@@ -370,8 +341,7 @@ class LiveOverview(Service):
         ]
         if watched:
             states = self._look_at_consumers(seen)
-            has_troubles = bool(seen["retrying"] or seen["errors"])
-            self._tickets.advance(self.at_once, has_troubles, states, self._rules, seen["time_ms"])
+            self._tickets.advance(self.at_once, states, seen["time_ms"])
             for row in self._rows:
                 row["tickets"] = self._tickets.owned_by(row["incarnation"])
             losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])
@@ -395,15 +365,14 @@ class LiveOverview(Service):
         return max(0.05, every_s - (now_s() - began_s))
 
     def _stands_still(self) -> bool:
-        """Return whether nothing has moved since the last look, and add that to the history: two commands tell."""
+        """Return whether nothing has moved since the last look: two commands tell."""
         if not is_still(self._samples):
             return False
         stream = self._keys.stream
         if self._link.pipeline([("XLEN", stream), ("XINFO", "GROUPS", stream)]) != self._told:
             return False
-        now_ms, seen, self.queue = wall_ms(), self._snapshot, None
-        self._samples.append(self._samples[-1]._replace(time_ms=now_ms))
-        self._history.append(point(now_ms, *rates(list(self._samples)), seen["lag"], seen["oldest_ms"]))
+        self.queue = None
+        self._samples.append(self._samples[-1]._replace(time_ms=wall_ms()))
         return True
 
     def _take_sample(self, most_counted: int) -> dict[str, Any]:
@@ -416,9 +385,7 @@ class LiveOverview(Service):
         self._samples.append(sample_of(seen))
         del seen["read"]
         sent, done = rates(list(self._samples))
-        oldest_ms = milliseconds(lowest) if lowest else None
-        self._history.append(point(seen["time_ms"], sent, done, seen["lag"], oldest_ms))
-        told = {"oldest_ms": oldest_ms, "sent_per_second": sent, "done_per_second": done}
+        told = {"oldest_ms": milliseconds(lowest) if lowest else None, "sent_per_second": sent, "done_per_second": done}
         return seen | told | {"delayed": seen["delayed"]["messages"]}
 
     def _look_at_tenants(self, now_ms: int, some_wait: bool) -> dict[str, tuple[int, float]]:
@@ -558,40 +525,22 @@ def _completed(entry_id: bytes, fields: Sequence[bytes], wanted: Collection[byte
             yield Event(ticket, name, ids | ended | facts)
 
 
-class TicketSnapshot(NamedTuple):
-    """The last view of a ticket: its row (as pages show it), and the attempts of its messages."""
-
-    row: Mapping[str, Any]
-    attempts: Mapping[str, int]
-
-
-def idle(ticket: bytes) -> dict[str, Any]:
-    return {"ticket_id": ticket.decode(errors="replace"), "state": TicketState.IDLE, "message_ids": []}
+def followed_row(ticket: bytes, value: bytes | None, rule: Rule | None) -> dict[str, Any]:
+    """Return a ticket as its followers see it. One without an owner is ``paused`` by a rule, though the index may know
+    nothing of it, which has records only of what is handed over: its parked messages are not looked for, so that is
+    said also when none waits."""
+    row = {"message_ids": [], **ticket_row(ticket, value, rule)}
+    return row | ({"rule": rule.told()} if rule is not None else {})
 
 
-def ruled(row: dict[str, Any], rule: Rule | None) -> dict[str, Any]:
-    """Return the row with the rule that holds: a ticket without an owner is ``paused`` by one, though the index, which
-    has records only of what is handed over, may know nothing of it. Its parked messages are not looked for here, so the
-    rule is shown also when none waits."""
-    if rule is None:
-        return row
-    kind = {TicketState.IDLE: "", TicketState.RETURNED: "returned"}.get(row["state"], "owned")
-    is_held = ticket_state(Seen(kind, rule=rule)).name is TicketState.PAUSED
-    return row | ({"state": TicketState.PAUSED} if is_held else {}) | {"rule": rule.told()}
-
-
-def changes(ticket: bytes, before: TicketSnapshot, now: TicketSnapshot) -> Iterator[Event]:
-    row = now.row
-    handed = before.row["message_ids"] if before.row.get("fence") == row.get("fence") else ()
+def changes(ticket: bytes, before: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Event]:
+    """Yield what has changed between two rows of a ticket, as pages show them."""
+    handed = before["message_ids"] if before.get("fence") == row.get("fence") else ()
     if row["state"] == TicketState.HANDED_OVER and (fresh := [one for one in row["message_ids"] if one not in handed]):
         facts = {name: row[name] for name in ("ticket_id", "owner", "consumer_name", "fence")}
         yield Event(ticket, "hand_over", {**facts, "message_ids": fresh})
-    if (row["state"], row.get("rule")) != (before.row["state"], before.row.get("rule")):
+    if (row["state"], row.get("rule")) != (before["state"], before.get("rule")):
         yield Event(ticket, "state", dict(row))
-    for message_id, attempts in now.attempts.items():
-        if before.attempts.get(message_id) != attempts:
-            facts = {"ticket_id": row["ticket_id"], "message_id": message_id, "attempts": attempts}
-            yield Event(ticket, "attempt", facts)
 
 
 #: Seconds between two looks at the index for followed tickets.
@@ -634,7 +583,7 @@ class TicketFeed(Service):
         self._live = streams
         self._mailbox: deque[tuple[str, Follower]] = deque()
         self._followers: dict[bytes, dict[Follower, None]] = {}
-        self._seen: dict[bytes, TicketSnapshot] = {}
+        self._seen: dict[bytes, Mapping[str, Any]] = {}  # the last row of each
         self._values: dict[bytes, tuple[bytes | None, str]] = {}  # the records and rules that _seen was made of
         self._book, self._rule_of = Rulebook(), lru_cache(_RULED)(Rulebook().of)
         self._look_at_s = 0.0
@@ -798,8 +747,7 @@ class TicketFeed(Service):
             return []
 
     def _handed_meanwhile(self, ticket: bytes, completed: Sequence[Event]) -> list[Event]:
-        known = self._seen.get(ticket)
-        handed = known.row["message_ids"] if known is not None else ()
+        handed = self._seen.get(ticket, {"message_ids": ()})["message_ids"]
         return [
             Event(ticket, "hand_over", _hand_over_of(one.data))
             for one in completed
@@ -855,38 +803,22 @@ class TicketFeed(Service):
                 (value, rule.told() if (rule := self._rule_of(ticket)) is not None else "")
                 for ticket, value in zip(some, values, strict=True)
             ]
-            # Skip tickets that are idle and were so before: most are.
+            # Skip tickets that are as they were before: most are.
             looked = zip(some, held, strict=True)
-            busy = [(ticket, now) for ticket, now in looked if now[0] is not None or self._values.get(ticket) != now]
-            rows = [self._row(ticket, value) for ticket, (value, _) in busy]
-            attempts = self._attempts([one for row in rows for one in row["message_ids"]])
-            # Not before: if Redis does not answer, the next look has to send these changes.
-            self._values.update(busy)
-            for (ticket, _), row in zip(busy, rows, strict=True):
-                self._tell_state(
-                    ticket, TicketSnapshot(row, {one: attempts[one] for one in row["message_ids"] if one in attempts})
-                )
+            for ticket, now in looked:
+                if self._values.get(ticket) != now:
+                    self._values[ticket] = now
+                    self._tell_state(ticket, followed_row(ticket, now[0], self._rule_of(ticket)))
 
-    def _row(self, ticket: bytes, value: bytes | None) -> dict[str, Any]:
-        row = idle(ticket) if value is None else {"message_ids": [], **ticket_row(ticket, value)}
-        return ruled(row, self._rule_of(ticket))
-
-    def _attempts(self, message_ids: Sequence[str]) -> dict[str, int]:
-        if not message_ids:
-            return {}
-        values = self._link.call("HMGET", self._keys.attempts, *message_ids)
-        counts = [(value or b"").partition(b" ")[0] for value in values]
-        return {one: int(count) for one, count in zip(message_ids, counts, strict=True) if count.isdigit()}
-
-    def _tell_state(self, ticket: bytes, now: TicketSnapshot) -> None:
-        before, self._seen[ticket] = self._seen.get(ticket), now
-        news = list(changes(ticket, before, now)) if before is not None else []
+    def _tell_state(self, ticket: bytes, row: Mapping[str, Any]) -> None:
+        before, self._seen[ticket] = self._seen.get(ticket), row
+        news = list(changes(ticket, before, row)) if before is not None else []
         for follower in self._followers[ticket]:
             if follower.behind:
                 continue
             if not follower.greeted:
                 follower.greeted = True
-                self._send(follower, [Event(ticket, "state", dict(now.row))])
+                self._send(follower, [Event(ticket, "state", dict(row))])
             elif news:
                 self._send(follower, news)
 

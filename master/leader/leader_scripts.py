@@ -541,7 +541,7 @@ class LeaderScripts:
         over = set[bytes]()
         for at in range(0, len(alone), _BODIES):
             asked = [("XRANGE", self._keys.stream, one, one) for one in alone[at : at + _BODIES]]
-            over.update(found[0][0] for found in self._scripts.link.all_of(asked) if found)
+            over.update(found[0][0] for found in self._link.all_of(asked) if found)
         return over, {*alone} - over
 
     def left_behind(self, incarnation: str, held: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[tuple[bytes, bytes]]:

@@ -21,11 +21,10 @@ from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.acl import programs
 from usher.common.redis.client import Arg, Link
-from usher.master.operations.trimming import cut_call
+from usher.master.operations import trimming
+from usher.master.operations.trimming import Trimmer, cut_call
 from usher.master.policy.trim import Retention
-from usher.master.sources import services as trimmer_module
 from usher.master.sources.gatherer import Gatherer
-from usher.master.sources.services import SourceTrimmer
 
 #: Entries of a node of a stream: whole nodes are cut.
 NODE = 10
@@ -58,7 +57,7 @@ class Master:
         self.gatherer.hold(ALL)
         self.gatherer.rounds.found(name.encode() for name in sources)
         retention = Retention(keep_s, archived_only=archived_only)
-        self.trimmer = SourceTrimmer(self.link, "g", self.gatherer, 5.0, retention)
+        self.trimmer = Trimmer(self.link, lambda: self.gatherer.rounds.mine, 5.0, retention, gathered_by="g")
 
     def gather(self) -> None:
         self.world.stream.create_group(b"0-0")
@@ -307,9 +306,7 @@ def test_what_is_young_stays_unless_memory_is_needed(
 ) -> None:
     hour, now_ms = 3_600_000, [2_000_000_000_000]
     share = [0.1]
-    monkeypatch.setattr(
-        trimmer_module, "look_at_memory", lambda link: (now_ms[0], MemoryUse(int(100 * share[0]), 100, True))
-    )
+    monkeypatch.setattr(trimming, "look_at_memory", lambda link: (now_ms[0], MemoryUse(int(100 * share[0]), 100, True)))
     world.send("t:1", *(f"{now_ms[0] - 48 * hour + at * hour // 10}-1" for at in range(480)))
     master = Master(world, redis_url, ["t:1"], keep_s=86_400.0)
     master.gather()

@@ -3,51 +3,75 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product, starmap
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 
-from usher.common.protocol.attempts import GIVEN_UP, Attempts
+from usher.common.protocol.attempts import GIVEN_UP, NEVER, Attempts
 from usher.common.protocol.keys import HALTED
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.mishaps import Mishaps
-from usher.common.protocol.ticket_states import RETURNED, TicketState
+from usher.common.protocol.ticket_states import RETURNED, TicketState, due_ms_of
 from usher.master.audit.findings import CHECKS, MOVING
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.explain import (
     SHOWN,
     STUCK_MS,
-    Head,
-    StuckContext,
+    Looked,
     TicketGroups,
     alarms,
-    behind,
     describe,
     level_of,
     oldest,
     stuck_rows,
 )
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
-from usher.master.policy.states import LISTED, ROWS, STATES, Queue, Seen, ticket_state
+from usher.master.policy.states import LISTED, ROWS, STATES, Queue, Seen, kind_of, ticket_state, told_alike
 from usher.master.policy.ticket_filter import parse_states
 
 _NOW = 1_000_000_000
 #: Checks of what moves, but of no state: of messages that are over, and of names.
 _OF_NO_STATE = {"attempts_leaked", "consumer_leaked", "lost", "overtaken", "stranger_owns", "unregistered"}
-_SEEN = StuckContext({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
+
+
+class Around(NamedTuple):
+    """What else is known when tickets are looked at."""
+
+    attempts: Mapping[bytes, Attempts]
+    states: Mapping[str, str]
+    moved_ms: Mapping[bytes, int]
+    parked: Mapping[bytes, Parked]
+    rules: Rulebook = Rulebook()
+    errors: Mapping[bytes, LastError] = MappingProxyType({})
+    queue: str = ""
+
+
+_SEEN = Around({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
 
 
 def head(
     ticket: bytes = b"T", owner: bytes = b"c1:1", handed_ms: int = 0, sent_ms: int = _NOW - 60_000, size: int = 1
-) -> Head:
-    return Head(ticket, owner, handed_ms * 1024, b"%d-0" % sent_ms, size)
+) -> Looked:
+    ids = [b"%d-0" % (sent_ms + at) for at in range(size)]
+    return Looked(ticket, b"%b %d %b" % (owner, handed_ms * 1024, b" ".join(ids)), Seen(kind_of(owner)), None)
 
 
-def rows(*heads: Head, seen: StuckContext = _SEEN, most: int = 50) -> list[dict[str, Any]]:
-    return stuck_rows(heads, seen, _NOW, most)
+def described(one: Looked, around: Around, now_ms: int) -> dict[str, Any]:
+    rule, error = around.rules.of(one.ticket), around.errors.get(one.head)
+    lease, attempts = around.states.get(one.owner.decode(), "lost"), around.attempts.get(one.head, NEVER)
+    queue = around.queue if rule is None else ""
+    seen = Seen(one.seen.kind, lease, attempts, due_ms_of(one.owner) or 0, rule, told_alike(error), queue)
+    parked = around.parked.get(one.ticket, Parked())
+    return describe(one._replace(seen=seen, error=error), around.moved_ms.get(one.head, 0), parked, now_ms)
+
+
+def rows(*heads: Looked, seen: Around = _SEEN, most: int = 50) -> list[dict[str, Any]]:
+    return stuck_rows([described(one, seen, _NOW) for one in heads], _NOW, most)
 
 
 def test_what_has_just_been_handed_over_is_not_stuck_however_old_it_is() -> None:
@@ -58,7 +82,7 @@ def test_what_has_just_been_handed_over_is_not_stuck_however_old_it_is() -> None
 
 def test_a_ticket_whose_head_was_seen_to_move_is_not_stuck() -> None:
     moves = head()
-    assert rows(moves, seen=_SEEN._replace(moved_ms={moves.id: _NOW - 100})) == []
+    assert rows(moves, seen=_SEEN._replace(moved_ms={moves.head: _NOW - 100})) == []
 
 
 def test_an_id_from_the_future_is_no_time_since_when_something_stands() -> None:
@@ -68,25 +92,25 @@ def test_an_id_from_the_future_is_no_time_since_when_something_stands() -> None:
     assert (row["state"], row["since_ms"]) == ("handed_over", _NOW - 60_000)
     waits = head(owner=b"", sent_ms=1000 * _NOW)
     assert rows(waits) == [], "nobody knows since when"
-    [row] = rows(waits, seen=_SEEN._replace(moved_ms={waits.id: _NOW - 60_000}))
+    [row] = rows(waits, seen=_SEEN._replace(moved_ms={waits.head: _NOW - 60_000}))
     assert (row["state"], row["since_ms"]) == ("waiting", _NOW - 60_000)
 
 
 def test_a_message_that_failed_is_told_at_once() -> None:
     fails = head(sent_ms=_NOW - 10)
-    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1)}))
+    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.head: Attempts(3, 2, 1)}))
     assert (row["state"], row["attempts"], row["why"]) == ("retrying", 3, "failed 3x; retrying")
     for known, why in ((Attempts(2, 2, 2), "failed 2x; retrying"), (Attempts(1, GIVEN_UP, 1), "given up by an op")):
-        assert rows(fails, seen=_SEEN._replace(attempts={fails.id: known}))[0]["why"].startswith(why)
+        assert rows(fails, seen=_SEEN._replace(attempts={fails.head: known}))[0]["why"].startswith(why)
     fails = head(handed_ms=_NOW - 10)
-    known = {"attempts": {fails.id: Attempts(3, 3)}, "errors": {fails.id: LastError("x", since_ms=_NOW - 40_000)}}
+    known = {"attempts": {fails.head: Attempts(3, 3)}, "errors": {fails.head: LastError("x", since_ms=_NOW - 40_000)}}
     assert rows(fails, seen=_SEEN._replace(**known))[0]["since_ms"] == _NOW - 40_000, "its first failure"
-    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3)}))
+    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.head: Attempts(3)}))
     assert (row["state"], row["put_off"], row["why"]) == ("retrying", True, "asked to be called again later")
-    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(1, losses=1)}))
+    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.head: Attempts(1, losses=1)}))
     assert (row["put_off"], row["why"]) == (False, "its consumer was lost with it; retrying")
     [row] = rows(
-        head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1), head().id: Attempts(3, 3)})
+        head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.head: Attempts(3, 2, 1), head().head: Attempts(3, 3)})
     )
     assert (row["state"], row["why"]) == ("recovering", "its consumer is lost; it is being taken back")
 
@@ -135,7 +159,7 @@ def test_the_oldest_come_first_with_all_that_wait_behind() -> None:
     ],
 )
 def test_nobody_behind_is_counted_twice(owner: bytes, size: int, parked: int, expected: int) -> None:
-    assert behind(head(owner=owner, size=size), parked) == expected
+    assert head(owner=owner, size=size).behind(parked) == expected
 
 
 def snapshot(**more: Any) -> dict[str, Any]:
@@ -242,15 +266,15 @@ _KEY_ERROR = LastError("KeyError: 'x'", "KeyError", "shop/orders.py:41", 3, 3, 3
 
 
 def _row(number: int, owner: bytes, error: LastError | None, behind: int = 0, attempts: Attempts | None = None) -> Any:
-    head = Head(b"T%d" % number, owner, 0, b"%d-0" % (_THEN - 100_000 + number), 1 + behind)
-    seen = StuckContext(
-        {} if attempts is None else {head.id: attempts},
+    one = head(b"T%d" % number, owner, 0, _THEN - 100_000 + number, 1 + behind)
+    seen = Around(
+        {} if attempts is None else {one.head: attempts},
         {"c3:1": "live"},
         {},
-        {head.ticket: Parked(0, True)},
-        errors={} if error is None else {head.id: error},
+        {one.ticket: Parked(0, True)},
+        errors={} if error is None else {one.head: error},
     )
-    return describe(head, seen, _THEN) | {"shown": f"T{number}"}
+    return described(one, seen, _THEN) | {"shown": f"T{number}"}
 
 
 def test_what_is_the_same_is_one_line_with_all_that_waits() -> None:
@@ -368,8 +392,7 @@ def test_what_waits_while_others_are_handled_is_queued_and_not_stuck() -> None:
     assert queue.before("new") == queue.before("") == queue, "what is not known is not made up"
     for stands in ({"done_per_second": 0.0}, {"leader_url": None}, {"parked": 0}, {"done_per_second": None}):
         assert Queue.of(moves | stands) is None
-    head = Head(b"T", b"", 0, b"%d-0" % (_THEN - 100_000), 1)
-    row = describe(head, StuckContext({}, {}, {}, {}, queue=queue.text), _THEN)
+    row = described(head(b"T", b"", 0, _THEN - 100_000), Around({}, {}, {}, {}, queue=queue.text), _THEN)
     assert (row["state"], row["why"]) == ("queued", queue.text)
     put_off = [_row(n, b"waits@%d" % (_THEN + n), None, attempts=Attempts(1)) for n in range(3)]
     put_off += [held := _row(n, b"waits@%d" % (_THEN + n), None) for n in (3, 4)]

@@ -34,20 +34,18 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from usher.common.base.text import label, pluralize, span, time_of_day
 from usher.common.doctor.judgements import NEARLY_FULL
 from usher.common.protocol.attempts import GIVEN_UP, NEVER, Attempts, attempts_told
-from usher.common.protocol.keys import HALTED
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import milliseconds, rank
-from usher.common.protocol.ticket_states import TicketState, due_ms_of
+from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.board.plans import BoardFacts, Parked
 from usher.master.policy.letters import DeadLetter
-from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
+from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.policy.states import (
     BAD,
     BY_NAME,
@@ -56,7 +54,6 @@ from usher.master.policy.states import (
     WARN,
     Queue,
     Seen,
-    kind_of,
     last_error,
     last_known,
     ticket_state,
@@ -696,121 +693,103 @@ STUCK_MS = 5_000
 FENCES_PER_MS = 1024
 
 
-class Head(NamedTuple):
-    """The first unfinished message of a ticket. ``owner``: as in the index, empty while it is parked. ``size``:
-    unfinished messages known to it."""
+class Looked(NamedTuple):
+    """A ticket, and what one look at Redis tells of it. ``record``: of the index, ``owner fence id id ...``; the owner
+    is empty where there is none, and the ids are those of parked messages. ``made``: its row for lists, if there is one
+    already."""
 
     ticket: bytes
-    owner: bytes
-    fence: int
-    id: bytes
-    size: int
+    record: bytes
+    seen: Seen
+    error: LastError | None
+    made: dict[str, Any] | None = None
 
     @property
-    def sent_ms(self) -> int:
-        return milliseconds(self.id)
+    def owner(self) -> bytes:
+        return self.record.partition(b" ")[0]
+
+    @property
+    def head(self) -> bytes:
+        return self.record.split(b" ", 3)[2]
+
+    @property
+    def size(self) -> int:
+        return self.record.count(b" ") - 1
+
+    @property
+    def under_master(self) -> int:
+        """The entries of its record that are pending under ``master``: all of a ticket without an owner, of a halted
+        one all but the head."""
+        return {"owned": 0, "halted": self.size - 1}.get(self.seen.kind, self.size)
+
+    def behind(self, parked: int) -> int:
+        """Count the messages behind the head, when ``parked`` of the ticket are pending under ``master``, those
+        included that its record names."""
+        return self.size - 1 + max(0, parked - self.under_master)
 
 
-class StuckContext(NamedTuple):
-    """Further facts: attempts by message, consumers' states by incarnation, when a head was seen to move, parked
-    messages by ticket, live rules, last errors by message; behind what tickets wait for their turn (``Seen.queue``)."""
-
-    attempts: Mapping[bytes, Attempts]
-    states: Mapping[str, str]
-    moved_ms: Mapping[bytes, int]
-    parked: Mapping[bytes, Parked]
-    rules: Rulebook = Rulebook()
-    errors: Mapping[bytes, LastError] = MappingProxyType({})
-    queue: str = ""
-
-
-def parse_head(ticket: bytes, value: bytes) -> Head | None:
-    """Parse the head of a record (lua/includes/records.lua); None when it has no messages, or cannot be read. Kept
-    short, because it runs by the thousand."""
-    parts = value.split(b" ", 3)
-    if len(parts) < 3 or not parts[1].isdigit() or not parts[2].partition(b"-")[0].isdigit():
-        return None
-    return Head(ticket, parts[0], int(parts[1]), parts[2], 2 + parts[3].count(b" ") if len(parts) > 3 else 1)
-
-
-def oldest(heads: Iterable[Head], most: int) -> list[Head]:
-    """Return the oldest heads of each kind (``kind_of``): what was put off hides no handler that hangs."""
-    by_kind = defaultdict[str, list[Head]](list)
-    for head in heads:
-        by_kind[kind_of(head.owner)].append(head)
-    return [one for some in by_kind.values() for one in heapq.nsmallest(most, some, key=lambda head: head.sent_ms)]
+def oldest(found: Iterable[Looked], most: int) -> list[Looked]:
+    """Return the oldest of each kind: what was put off hides no handler that hangs."""
+    by_kind = defaultdict[str, list[Looked]](list)
+    for one in found:
+        by_kind[one.seen.kind].append(one)
+    return [
+        one for some in by_kind.values() for one in heapq.nsmallest(most, some, key=lambda one: milliseconds(one.head))
+    ]
 
 
 def fence_ms(fence: int) -> int:
     return fence // FENCES_PER_MS
 
 
-def since_ms(head: Head, moved_ms: int, now_ms: int) -> int:
+def since_ms(one: Looked, moved_ms: int, now_ms: int) -> int:
     """Return since when the head has stood still: since it was sent, got its owner, or the message before it was
     finished. Times in the future prove nothing, because an id need not be a time. When nothing else is known: since
     now.
 
-    >>> handed, parked = Head(b"T", b"c:1", 7000 * 1024, b"5000-0", 1), Head(b"T", b"", 0, b"5000-0", 1)
+    >>> handed, parked = (Looked(b"T", record, Seen(), None) for record in (b"c:1 7168000 5000-0", b" 0 5000-0"))
     >>> since_ms(handed, 0, 9500), since_ms(parked, 9000, 9500), since_ms(handed, 0, 6000), since_ms(parked, 0, 4000)
     (7000, 9000, 5000, 4000)
     """
-    handed_ms = fence_ms(head.fence)
-    known = [ms for ms in (head.sent_ms, *filter(None, (handed_ms, moved_ms))) if ms <= now_ms]
+    handed_ms = fence_ms(int(one.record.split(b" ", 2)[1]))
+    known = [ms for ms in (milliseconds(one.head), *filter(None, (handed_ms, moved_ms))) if ms <= now_ms]
     return max(known, default=now_ms)
 
 
-def stuck_rows(heads: Iterable[Head], seen: StuckContext, now_ms: int, most: int) -> list[dict[str, Any]]:
-    """Return rows of the oldest tickets of each state that are stuck."""
-    rows, of_state = list[dict[str, Any]](), Counter[str]()
-    for head in sorted(heads, key=lambda one: rank(one.id)):
-        row = describe(head, seen, now_ms)
-        is_stuck = now_ms - row["since_ms"] >= STUCK_MS or row["attempts"] or head.owner == HALTED
+def stuck_rows(rows: Iterable[dict[str, Any]], now_ms: int, most: int) -> list[dict[str, Any]]:
+    """Return those rows (``describe``) that are stuck, the oldest of each state."""
+    found, of_state = list[dict[str, Any]](), Counter[str]()
+    for row in sorted(rows, key=lambda row: rank(row["head"].encode())):
+        is_stuck = now_ms - row["since_ms"] >= STUCK_MS or row["attempts"] or row["state"] == TicketState.HALTED
         if is_stuck and of_state[row["state"]] < most:
             of_state[row["state"]] += 1
-            rows.append(row)
-    return rows
+            found.append(row)
+    return found
 
 
-def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
-    attempts, owner = seen.attempts.get(head.id, NEVER), head.owner.decode(errors="replace")
-    alike, due_ms = told_alike(seen.errors.get(head.id)), due_ms_of(head.owner) or 0
-    lease, rule = seen.states.get(owner, "lost"), seen.rules.of(head.ticket)
-    facts = Seen(kind_of(head.owner), lease, attempts, due_ms, rule, alike, seen.queue if rule is None else "")
-    state = ticket_state(facts)
-    parked, (known, error) = seen.parked.get(head.ticket, Parked()), last_known(attempts, seen.errors.get(head.id))
+def describe(one: Looked, moved_ms: int, parked: Parked, now_ms: int) -> dict[str, Any]:
+    """Return a row. ``moved_ms``: when the head was seen to move, 0: never; ``parked``: messages of the ticket."""
+    seen, alike, state = one.seen, one.seen.alike, ticket_state(one.seen)
+    known, error = last_known(seen.attempts, one.error)
     first_ms = error.since_ms if error is not None else 0  # of the failure; a hand-over is anew with each retry
     most = error.most if error is not None else 0
     return {
-        "ticket_id": head.ticket.decode(errors="replace"),
-        "head": head.id.decode(errors="replace"),
-        "sent_ms": head.sent_ms,
-        "since_ms": min(first_ms or since_ms(head, seen.moved_ms.get(head.id, 0), now_ms), now_ms),
-        "behind": behind(head, parked.messages),
+        "ticket_id": one.ticket.decode(errors="replace"),
+        "head": one.head.decode(errors="replace"),
+        "sent_ms": milliseconds(one.head),
+        "since_ms": min(first_ms or since_ms(one, moved_ms, now_ms), now_ms),
+        "behind": one.behind(parked.messages),
         "behind_is_exact": parked.is_exact,
         "attempts": known.starts,
         "tried": attempts_told(known.starts, known.failures, most) if known.starts else "",
         "error": error.told if error is not None else "",
         "at": error.at if error is not None else "",
-        "put_off": attempts.put_off and not alike,
+        "put_off": seen.attempts.put_off and not alike,
         "alike": bool(alike) and state.name is TicketState.RETRYING,
         "state": state.name,
-        "why": state.why(facts),
-        "consumer": name_of(owner) if facts.kind == "owned" else "",
+        "why": state.why(seen),
+        "consumer": name_of(one.owner.decode(errors="replace")) if seen.kind == "owned" else "",
     }
-
-
-def behind(head: Head, parked: int) -> int:
-    """Count the messages that wait behind the head, when ``parked`` of the ticket are pending under ``master``, those
-    included that its record names."""
-    return head.size - 1 + max(0, parked - named_under_master(head))
-
-
-def named_under_master(head: Head) -> int:
-    """Count the entries of a record that are pending under ``master``: all of a ticket without an owner, of a halted
-    one all but the head."""
-    if head.owner == HALTED:
-        return head.size - 1
-    return 0 if b":" in head.owner else head.size  # an incarnation has one
 
 
 # -- groups

@@ -175,7 +175,7 @@ def overview() -> str:
     pulse = parts.overview.snapshot()
     groups = with_fields(parts.fields.add_to_groups, pulse["groups"])
     given_up = [group for group in pulse["letters"] if group.policy != HALT]
-    facts = {"pulse": pulse | {"groups": groups}, "history": parts.overview.history(), "kinds": len(given_up)}
+    facts = {"pulse": pulse | {"groups": groups}, "kinds": len(given_up)}
     now_ms, points = _points("1h")
     of_all = [(totals([one], BY_CONSUMER, ALL) or [{}])[0] for one in points]
     facts["points"] = [one | {"wait_99": told.get("wait_99")} for one, told in zip(points, of_all, strict=True)]
