@@ -145,7 +145,7 @@ def _values(row: Row) -> tuple[bytes, ...]:
 
 
 def _bytes(column: str, value: Any) -> bytes:
-    """Encode a value as UTF-8. SQLite gives text that is not UTF-8 as surrogates (database.py), and numbers and blobs
+    """Encode a value as UTF-8. SQLite gives text that is not UTF-8 as surrogates (store.py), and numbers and blobs
     where a program wrote them."""
     try:
         if isinstance(value, bytes):

@@ -10,7 +10,6 @@ commands before it. It works on one server or with Sentinel, not on a cluster. d
 from __future__ import annotations
 
 import enum
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -88,7 +87,7 @@ class RedisGuard:
         arguments: list[Arg] = [fence, uid, self._keep_ms, self._keep_most, *words]
         try:
             own = [f"usher:guard:{self._name}:{fenced_ticket(message)}:{kind}" for kind in ("fence", "uids")]
-            kind, *rest = self._runner().run(_SCRIPT, [*own, *touched], arguments)
+            kind, *rest = self._scripts.run(_SCRIPT, [*own, *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:
             raise SinkNotNow(
                 f"Redis cannot apply it for the moment, or applied it and its reply was lost: {trouble}", _AGAIN_S, True
@@ -105,18 +104,16 @@ class RedisGuard:
         return Applied(Outcome.DUPLICATE, []) if kind == b"DUPLICATE" else Applied(Outcome.APPLIED, rest)
 
     def close(self) -> None:
-        made = getattr(self._mine, "made", None)
-        if made is not None:
-            made[1].close()
-            del self._mine.made
+        """Close this thread's connection. The next effect opens its own again."""
+        self._scripts.link.close()
 
-    def _runner(self) -> ScriptRunner:
-        made = getattr(self._mine, "made", None)
-        if made is None or made[0] != os.getpid():  # a forked child must not use its parent's connection
-            link = Link(self._url, "usher:guard")
-            made = self._mine.made = (os.getpid(), link, ScriptRunner(link))
-        runner: ScriptRunner = made[2]
-        return runner
+    @property
+    def _scripts(self) -> ScriptRunner:
+        # A forked child has them from its parent; the link opens a connection of its own there.
+        if not hasattr(self._mine, "scripts"):
+            self._mine.scripts = ScriptRunner(Link(self._url, "usher:guard"))
+        scripts: ScriptRunner = self._mine.scripts
+        return scripts
 
 
 def _raw(word: Arg) -> Arg:

@@ -33,8 +33,9 @@ from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.sql.alchemy import (
     CANCELED,
     PassingCause,
+    commits_by_itself,
     driver_message,
-    is_autocommit,
+    driver_of,
     passing,
     postgres_args,
     sa,
@@ -144,7 +145,7 @@ class BaseSink:
             connection.execute(sa.delete(self._fences).where(sa.false()))
             connection.execute(sa.delete(self._uids).where(sa.false()))
         is_new = rehearses or self._admit(connection, message)
-        if not self._checked and is_autocommit(connection):
+        if not self._checked and commits_by_itself(driver_of(connection)):
             raise SinkMisused(
                 "the engine is in AUTOCOMMIT mode, in which fencing token, uid and effect are three transactions; leave"
                 " isolation_level out"
