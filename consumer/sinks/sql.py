@@ -374,8 +374,6 @@ def plain_errors() -> Iterator[None]:
         if found is None:
             raise
         lasts = found.why is PassingCause.AWAY or state.startswith(_SHORT)
-        if isinstance(error, sa.exc.TimeoutError):
-            event("sink_pool_exhausted", level=WARNING, why=found.told)
         pause_s = _RNG.uniform(*(_AWAY_S if lasts else _CONTENTION_S))
         raise SinkNotNow(f"{found.why.value}: {found.told}", pause_s, lasts) from error
 

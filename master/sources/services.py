@@ -10,6 +10,7 @@ master that gathers a source cuts it too, if asked to (``SourceTrimmer``).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import uuid
 from collections import Counter
@@ -18,7 +19,7 @@ from itertools import islice
 
 import orjson
 
-from usher.common.base.errors import GroupMissing, RedisTrouble, ReplyUnknown
+from usher.common.base.errors import GroupMissing, RedisTrouble
 from usher.common.base.log import ERROR, WARNING, event
 from usher.common.doctor.collector import look_at_memory, running_masters
 from usher.common.protocol.keys import Keys
@@ -89,15 +90,9 @@ class SourceSharer(Service):
 
     def on_end(self) -> None:
         self._hold(frozenset())
-        try:
-            try:
-                self._link.call("HDEL", self._shares, self._me)
-            except ReplyUnknown:  # a connection that broke while it was idle is noticed only now
-                self._link.call("HDEL", self._shares, self._me)
-        except RedisTrouble as trouble:  # the others find out when the note ends
-            event("shards_not_released", level=WARNING, problem=str(trouble))
-        finally:
-            self._link.close()
+        with contextlib.suppress(RedisTrouble):  # the others find out when the note ends
+            self._link.call("HDEL", self._shares, self._me)
+        self._link.close()
 
 
 class SourceTrimmer(Service):

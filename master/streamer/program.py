@@ -105,21 +105,15 @@ class Streamer(Service):
         #: lease is held for a working way to the database; a standby has no better one in those cases, and would send
         #: the batch once more.
         self.worked_s = now_s()
-        self._trouble_s: float | None = None  # since when nothing could be streamed, as logged
 
     def run_once(self) -> float:
         try:
             wait_s = self._turn()
         except (RedisTrouble, SqlTrouble) as problem:
-            self._trouble_s = self._trouble_s or now_s()
             if isinstance(problem, (RedisTrouble, SqlBusy)):
                 self.worked_s = now_s() + _NEXT_TRY_S
             raise
         self.worked_s = now_s()
-        # A standby's turns prove nothing.
-        if self._trouble_s is not None and self._lead.epoch is not None and self._sent is None:
-            event("streamer_recovered", after_s=round(now_s() - self._trouble_s, 1))
-            self._trouble_s = None
         return wait_s
 
     def _turn(self) -> float:
