@@ -10,7 +10,6 @@ commands before it. It works on one server or with Sentinel, not on a cluster. d
 from __future__ import annotations
 
 import enum
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -87,7 +86,7 @@ class RedisGuard:
         arguments: list[Arg] = [fence, uid, self._keep_ms, self._keep_most, *words]
         try:
             own = [f"usher:guard:{self._name}:{fenced_ticket(message)}:{kind}" for kind in ("fence", "uids")]
-            kind, *rest = self._linked().run(_SCRIPT, [*own, *touched], arguments)
+            kind, *rest = self._linked.run(_SCRIPT, [*own, *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:
             raise SinkNotNow(
                 f"Redis cannot apply it for the moment, or applied it and its reply was lost: {trouble}", _AGAIN_S, True
@@ -104,16 +103,15 @@ class RedisGuard:
         return Applied(Outcome.DUPLICATE, []) if kind == b"DUPLICATE" else Applied(Outcome.APPLIED, rest)
 
     def close(self) -> None:
-        made = getattr(self._mine, "made", None)
-        if made is not None:
-            made[1].close()
-            del self._mine.made
+        """Close this thread's connection. The next effect opens its own again."""
+        self._linked.close()
 
+    @property
     def _linked(self) -> Link:
-        made = getattr(self._mine, "made", None)
-        if made is None or made[0] != os.getpid():  # a forked child must not use its parent's connection
-            made = self._mine.made = (os.getpid(), Link(self._url, "usher:guard"))
-        link: Link = made[1]
+        # A forked child has it from its parent; it opens a connection of its own there.
+        if not hasattr(self._mine, "link"):
+            self._mine.link = Link(self._url, "usher:guard")
+        link: Link = self._mine.link
         return link
 
 

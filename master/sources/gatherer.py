@@ -145,14 +145,14 @@ class Gatherer(Service):
         """Find, page by page, the streams that match the patterns and were there before a change of them was heard, and
         forget those that are gone, also such as were deleted while nobody gathered (lua/sources/gather.lua)."""
         with self._lock:
-            gone, fresh = self.rounds.others(), 0
+            gone = self.rounds.others()
         for pattern in self._sources.patterns:
             cursor = b""
             while cursor != b"0" and not self.stopping:
                 words = ("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "stream")
                 cursor, keys = self._link.call(*words)
                 gone.difference_update(keys)
-                fresh += self._found(keys)
+                self._found(keys)
                 yield
         cursor = b""
         while cursor != b"0" and not self.stopping:
@@ -163,12 +163,10 @@ class Gatherer(Service):
         if not self.stopping:
             with self._lock:
                 self.rounds.forget(gone)
-        if fresh:
-            event("sources_discovered", count=fresh)
 
-    def _found(self, keys: Iterable[bytes]) -> int:
+    def _found(self, keys: Iterable[bytes]) -> None:
         with self._lock:
-            return self.rounds.found(key for key in keys if self._sources.takes(key))
+            self.rounds.found(key for key in keys if self._sources.takes(key))
 
     def _gather(self, turn: Turn) -> tuple[bool, bytes, list[TurnResult]]:
         """Gather a turn. One source that Redis refuses (ACL, another slot) refuses the whole call, so it is made again
