@@ -30,7 +30,8 @@ from usher.common.runtime.fork_guard import end_with_parent
 from usher.consumer.handlers.error_trace import is_users
 from usher.consumer.handlers.loader import Handler, load_handler
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.isolation.child import HandlerCall, ended
+from usher.consumer.isolation.child import HandlerCall
+from usher.consumer.isolation.process import CallResult
 from usher.consumer.torture.scenarios import AFTER
 
 
@@ -277,7 +278,7 @@ class _ChildLoop:
 
 
 def _raised(raised: BaseException) -> dict[str, Any]:
-    told = ended(raised, 0.0)
+    told = CallResult.of(raised)
     answer = {"ended": told.how, "error": told.error[:500], "after_s": told.after_s, "details": told.traceback[-4000:]}
     return answer | {"is_ours": isinstance(raised, TortureError)}
 

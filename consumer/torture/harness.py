@@ -20,7 +20,7 @@ import click
 from usher.common.base.clock import wall_ms
 from usher.common.runtime.fork_guard import end_with_parent
 from usher.consumer.handlers.loader import load_handler
-from usher.consumer.isolation.process import GAVE_UP, INVALID, LATER
+from usher.consumer.isolation.process import How
 from usher.consumer.torture.child import TortureChild, TortureRequest
 from usher.consumer.torture.findings import CaseFailure, Expected, ScenarioResult, explain, trouble_with_effect
 from usher.consumer.torture.scenarios import (
@@ -39,7 +39,7 @@ from usher.consumer.torture.scenarios import (
 #: Most starts of a handler that raises, for one message; then the message would become a dead letter.
 _ATTEMPTS = 5
 _RETRIES_LATER = 50
-_OVER = ("well", "killed", "frozen", "died", "stuck", GAVE_UP, INVALID)
+_OVER = ("well", "killed", "frozen", "died", "stuck", How.GAVE_UP, How.INVALID)
 _LONGEST_PAUSE_S = 0.5
 
 
@@ -203,7 +203,7 @@ class Harness:
             ended = answer["ended"]
             if is_stale or answer.get("is_ours") or ended in _OVER:
                 return answer
-            later += ended == LATER
+            later += ended == How.LATER
             if later > _RETRIES_LATER or attempt - later >= step.attempt + _ATTEMPTS - 1:
                 return answer | {"error": f"given up after {attempt} attempts: {answer['error']}"}
             attempt += 1

@@ -42,7 +42,7 @@ from usher.common.redis.replies import group_of, record_or_none
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
-from usher.consumer.isolation.process import NOT_RUN, CallResult, HandlerProcess, Piece, ProcessSpec
+from usher.consumer.isolation.process import CallResult, HandlerProcess, How, Piece, ProcessSpec
 from usher.master.cli.shared import asks, caller, configured, console, print_json, table, why_option
 from usher.master.cli.status import place
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
@@ -153,7 +153,7 @@ class Rehearsed(NamedTuple):
             "attempt": one.known.starts + 1,
             "before": {"state": one.before.state, "told": one.before.told}
             | ({"reason": one.letter.reason, "error": one.letter.error} if one.letter is not None else {}),
-            "now": asdict(self.now),
+            "now": asdict(self.now) | {"answer": [part.decode("latin-1") for part in self.now.answer or ()] or None},
             "taken": self.now.is_taken,
         }
 
@@ -255,7 +255,7 @@ def seconds_of(run: RunRecord | None) -> float | None:
 
 def as_replayed(one: Rehearsed) -> Replayed:
     now = one.now
-    before = _DONE if now.is_taken else Before(NOT_REPLAYED if now.how == NOT_RUN else ENDED, now.told())
+    before = _DONE if now.is_taken else Before(NOT_REPLAYED if now.how == How.NOT_RUN else ENDED, now.told())
     return Replayed(one.candidate, b"", before, now.seconds)
 
 
@@ -767,16 +767,16 @@ def _rehearse(
 
 def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallResult:
     if one.unfit:
-        return CallResult(NOT_RUN, one.unfit)
+        return CallResult(How.NOT_RUN, one.unfit)
     try:
         try:
             body = finder.body(one)
         except RedisTrouble:  # Redis may have closed a connection that was idle while a handler ran
             body = finder.body(one)
     except (RedisTrouble, CommandRefused) as trouble:  # the results of the others are shown all the same
-        return CallResult(NOT_RUN, f"Redis: {trouble}")
+        return CallResult(How.NOT_RUN, f"Redis: {trouble}")
     if body is None:
-        return CallResult(NOT_RUN, "its fields are no longer complete anywhere")
+        return CallResult(How.NOT_RUN, "its fields are no longer complete anywhere")
     return process.run(one.piece(body))
 
 
