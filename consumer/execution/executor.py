@@ -102,8 +102,6 @@ class Executor:
         self.cancel_task: Callable[[bytes], None] = lambda stream_id: None
         self.strict, self.all_wait_here = strict, False  # else what waits for long is given back
         self._limit_s = limit_s
-        # Messages whose handlers run, by the identity of the message; kept only with a time limit.
-        self.running: dict[int, Message] = {}
         # Messages whose run in a child process an operator has ended.
         self.cancelled: set[bytes] = set()
         self.pace: TicketPace | None = None
@@ -179,7 +177,6 @@ class Executor:
             return False
         if self._limit_s:
             message.deadline = time.monotonic() + self._limit_s
-            self.running[id(message)] = message
         self.begin(message, start_us)
         return True
 
@@ -239,8 +236,6 @@ class Executor:
         """Take the success of a handler that returned. Return True when the lane may go on, False when it is held until
         Redis has the acknowledgement. ``here``: this thread may wait for that, and takes a lane next."""
         self._note_end(message)
-        if self._limit_s:
-            self.running.pop(id(message), None)
         self.handled += 1
         if self.outages.known and not self.outages.is_quiet(message.ticket):
             self._go_on(self.outages.done(message, self.clock(), not (lane.queue or lane.early)))
@@ -275,7 +270,6 @@ class Executor:
         """Try the message again in its place, or give it up: its handler raised, or its process ended. Either way the
         lane is not the runner's any more. ``text``: where that is not told by ``problem``."""
         self._note_end(message)
-        self.running.pop(id(message), None)
         message.answer = message.given = None
         self.failed += 1
         problem = self._of_all(lane, message, readable(problem)) if self.besides else readable(problem)
@@ -441,7 +435,6 @@ class Executor:
         for message in messages:
             message.answer = message.given = None
             self._note_end(message)
-            self.running.pop(id(message), None)
         with self.lanes.lock:
             self.lanes.requeue(lane, messages)
 

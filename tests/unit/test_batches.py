@@ -124,10 +124,8 @@ class Runners:
         self.given_up: list[tuple[str, str, int]] = []
         self.broken: list[str] = []
         self.lanes = Lanes()
-        policy = RetryPolicy(3, 0.0, 0.0)
-        self.executor = Executor(
-            self.lanes, self, Journal(None, "", "", 0), LEASE, policy, strict, 60.0, self.broken.append
-        )
+        policy, self.journal = RetryPolicy(3, 0.0, 0.0), Journal(None, "", "", 100)
+        self.executor = Executor(self.lanes, self, self.journal, LEASE, policy, strict, 60.0, self.broken.append)
         self.executor.all_wait_here, self.calls = True, list[list[str]]()
 
         def called(messages: list[Message]) -> Any:
@@ -185,7 +183,7 @@ class Runners:
     def until_over(self) -> None:
         self.until(lambda: self.lanes.load() == (0, 0))
         assert self.lanes.running == 0
-        assert not self.executor.running, "nobody is watched any more"
+        assert not self.journal.running(), "nobody is watched any more"
         assert not self.broken
 
     def done(self, ticket: str) -> list[str]:
