@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
 from usher.common.base.clock import anchor, now_s
 from usher.common.base.errors import OwnershipLost, RedisTrouble, ServerChanged
 from usher.common.base.log import ERROR, WARNING, event
@@ -42,7 +40,7 @@ from usher.consumer.isolation.process import ProcessSpec, Template
 from usher.consumer.isolation.worker import SuspectWorker, most_children
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.lease import Heartbeat, LeaseGuard, Taken
-from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
+from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
 from usher.consumer.policy.acks import linger
@@ -183,9 +181,9 @@ class Drain:
         self._acker = acker
         self._lease_ms = lease_ms
 
-    def run(self, grace_s: float, say_goodbye: Callable[[], None]) -> bool:
-        """Drain for up to ``grace_s`` seconds, then tell a master. Return whether nothing of us is left, and we have
-        deregistered. Never raises: the end of the lease settles what cannot be done here."""
+    def run(self, grace_s: float) -> bool:
+        """Drain for up to ``grace_s`` seconds. Return whether nothing of us is left, and we have deregistered. Never
+        raises: the end of the lease settles what cannot be done here."""
         until_s = now_s() + max(grace_s, _LEAST_DRAIN_S)
         self._lanes.pause()
         self._acker.hurry()
@@ -205,7 +203,6 @@ class Drain:
         facts: dict[str, Any] = {"given_back": self._given_back, "still_running": self._lanes.running}
         trouble = trouble or self._acker.trouble or "none"
         event("consumer_drained", clean=clean, trouble=trouble, **facts)
-        say_goodbye()
         return clean
 
     def _step(self) -> bool:
@@ -289,11 +286,10 @@ class Incarnation:
         self._event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
         self.pool += self._suspect_workers(template)
         looks = lambda: (self.executor.ended, lanes.running), self.executor.look
-        self.watch = Watchdog(self.executor.running, ending, limit_s, self._event_loop, *looks)
+        self.watch = Watchdog(ending, limit_s, self._event_loop, *looks)
         self._drain_steps = self.steps("drain")
         lease_ms = int(taken.lease_s * 1000)
         self._drain = Drain(self._drain_steps, lanes, self.reader, self.acker, lease_ms, self._deregister)
-        self._goodbye = masters(taken.leader_url)
 
     def steps(self, role: str, timeout_s: float = 5.0) -> OwnerScripts:
         """Return the owner's scripts over a connection of their own."""
@@ -363,7 +359,7 @@ class Incarnation:
     def stop(self, grace_s: float) -> None:
         """Drain for up to ``grace_s`` seconds, then end every thread, without waiting for threads that are still in a
         handler. While there are any, the lease guard stays: it ends the process before another owner may start."""
-        is_clean = self._drain.run(grace_s, self._say_goodbye)
+        is_clean = self._drain.run(grace_s)
         self._journal.explain()  # we cut off what still runs
         ending = [service for service in reversed(self.services) if is_clean or service is not self.guard]
         for service in ending:
@@ -375,7 +371,6 @@ class Incarnation:
             self._journal.remove()
         self.reader.close()
         self._drain_steps.link.close()
-        self._goodbye.close()
 
     def _is_flushed(self) -> bool:
         """Have all that has ended written at once, and return whether it is."""
@@ -404,12 +399,6 @@ class Incarnation:
         return self.lanes.paused or (
             self.reader.alive and last is not None and now_s() - last < self.reader.stalls_after_s
         )
-
-    def _say_goodbye(self) -> None:
-        try:
-            self._goodbye.post("/api/consumers/deregister", orjson.dumps({"incarnation": self.name}))
-        except MasterUnavailable as nobody:
-            event("deregister_failed", level=WARNING, why=str(nobody))
 
 
 def kinds_of(marks: MarkFields, kind_of: Callable[[Message], object]) -> Callable[[Message], list[object]]:
