@@ -241,23 +241,6 @@ class ConsumerProgram:
         return Health(reasons if incarnation.lease.holds() else (*reasons, "the lease has ended"), warnings)
 
     def facts(self) -> dict[str, Any]:
-        incarnation = self.incarnation
-        facts: dict[str, Any] = {
-            "role": "consumer",
-            "name": self.settings.consumer_name,
-            "handler": self.settings.handler,
-            "code": self.code,
-        }
-        if incarnation is not None:
-            tickets, messages = incarnation.lanes.load()
-            facts |= {
-                "incarnation": incarnation.name,
-                "tickets": tickets,
-                "messages": messages,
-                "running": incarnation.lanes.running,
-                "handled": incarnation.executor.handled,
-                "failed": incarnation.executor.failed,
-                "acknowledged": incarnation.acker.acknowledged,
-                "dead_letters": incarnation.acker.dead_letters,
-            }
-        return facts
+        name, incarnation = self.settings.consumer_name, self.incarnation
+        facts = {"role": "consumer", "name": name, "handler": self.settings.handler, "code": self.code}
+        return facts | ({"incarnation": incarnation.name} if incarnation is not None else {})

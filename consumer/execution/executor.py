@@ -110,8 +110,7 @@ class Executor:
         # What runs have beside their message, by its id: few have anything.
         self.besides: dict[bytes, Beside] = {}
         self.refused_children = 0  # child processes in a row that ran no handler: they could not load it
-        self.handled = 0  # only roughly right: counted without a lock, for people to look at
-        self.failed = 0
+        self.ended = 0  # starts; only roughly right: counted without a lock, for people to look at
 
     def obey(self, options: HandlerOptions) -> None:
         self.away = options.away
@@ -128,10 +127,6 @@ class Executor:
     def is_plain(self) -> bool:
         """Return whether nothing but its own past may hold a message up, as long as nothing fails alike."""
         return not self._limit_s and self.pace is None and self.settling is None
-
-    @property
-    def ended(self) -> int:
-        return self.handled + self.failed
 
     @property
     def isolates(self) -> bool:
@@ -236,7 +231,7 @@ class Executor:
         """Take the success of a handler that returned. Return True when the lane may go on, False when it is held until
         Redis has the acknowledgement. ``here``: this thread may wait for that, and takes a lane next."""
         self._note_end(message)
-        self.handled += 1
+        self.ended += 1
         if self.outages.known and not self.outages.is_quiet(message.ticket):
             self._go_on(self.outages.done(message, self.clock(), not (lane.queue or lane.early)))
         message.start_us, message.end_us = start_us, end_us
@@ -254,7 +249,7 @@ class Executor:
         absorbed = self._over(message).absorbed
         for one in absorbed:
             self._note_end(one)
-            self.handled += 1
+            self.ended += 1
             one.start_us = one.end_us = end_us  # in the run log none of a ticket's runs overlap
         if absorbed:
             self._acker.absorbed(message, absorbed)
@@ -271,7 +266,7 @@ class Executor:
         lane is not the runner's any more. ``text``: where that is not told by ``problem``."""
         self._note_end(message)
         message.answer = message.given = None
-        self.failed += 1
+        self.ended += 1
         problem = self._of_all(lane, message, readable(problem)) if self.besides else readable(problem)
         self.outages.ended(message.ticket)
         name, at = (text.error_type, own_line(text.traceback)) if text else (type_name(problem), raised_at(problem))

@@ -199,16 +199,12 @@ class Lanes:
     def hasten(self, ticket: bytes, entry_id: bytes) -> bool:
         """Make the ticket's lane ready now if it waits to start this message again. Return whether it did. For people:
         it looks through all waiting lanes."""
-        with self._changed:
+        with self.lock:
             lane = self.by_ticket.get(ticket)
-            found = [item for item in self.waiting if item[2] is lane]
-            if lane is None or not found or not lane.queue or lane.queue[0].stream_id != entry_id:
+            waits = lane is not None and any(item[2] is lane for item in self.waiting)
+            if lane is None or not waits or not lane.queue or lane.queue[0].stream_id != entry_id:
                 return False  # it may wait with nothing queued, because its ticket was forgotten
-            self.waiting.remove(found[0])
-            heapq.heapify(self.waiting)
-            self.ready.append(lane)
-            self._wake(len(self.ready))
-        self.on_ready()
+        self.let_go((ticket,))
         return True
 
     def let_go(self, tickets: Collection[bytes]) -> None:

@@ -88,7 +88,6 @@ class Reporter(Service):
         self._untold = 0  # dropped ids that are not in the log yet; _why: why the last of them were dropped
         self._why = (WARNING, "")
         self._quiet_until_s = -math.inf
-        self.sent = 0
         self.dropped = 0
 
     def add(self, items: Iterable[Item]) -> None:
@@ -119,7 +118,6 @@ class Reporter(Service):
             self._drop(report, str(problem))
             return _PAUSE_S
         if answer.status in (200, 204):
-            self.sent += 1
             self._take_window(answer.window)
             self._tell_dropped()
         elif answer.status == 429:
