@@ -170,11 +170,10 @@ class Drain:
         reader: InboxReader,
         acker: Acker,
         lease_ms: int,
-        deregister: Callable[[], bool] | None = None,
     ) -> None:
         self._steps = steps
-        self._deregister = deregister or steps.deregister
         self._is_marked = self._reader_ended = self._is_read = False
+        self.is_over = False  # we have deregistered, or are about to
         self._given_back = 0
         self._lanes = lanes
         self._reader = reader
@@ -211,7 +210,11 @@ class Drain:
             self._is_marked = True
         self._read_the_rest()  # again and again: orders still come
         self._given_back += self._acker.give_all_back()
-        return self._is_read and not self._lanes.running and self._acker.is_flushed and self._deregister()
+        if not self._is_read or self._lanes.running or not self._acker.is_flushed:
+            return False
+        self.is_over = True
+        self.is_over = self._steps.deregister()
+        return self.is_over
 
     def _read_the_rest(self) -> None:
         if not self._reader_ended:
@@ -251,7 +254,6 @@ class Incarnation:
         self._same_server = SameServer(on_lost)
         self._keys = keys = Keys(settings.work_stream, settings.group)
         self.name = taken.registration.incarnation
-        self.is_over = False
         self._journal = journal
         self._on_lost = on_lost
         slots, is_strict = settings.concurrency, settings.ack_mode == "strict"
@@ -289,7 +291,7 @@ class Incarnation:
         self.watch = Watchdog(ending, limit_s, self._event_loop, *looks)
         self._drain_steps = self.steps("drain")
         lease_ms = int(taken.lease_s * 1000)
-        self._drain = Drain(self._drain_steps, lanes, self.reader, self.acker, lease_ms, self._deregister)
+        self.drain = Drain(self._drain_steps, lanes, self.reader, self.acker, lease_ms)
 
     def steps(self, role: str, timeout_s: float = 5.0) -> OwnerScripts:
         """Return the owner's scripts over a connection of their own."""
@@ -359,7 +361,7 @@ class Incarnation:
     def stop(self, grace_s: float) -> None:
         """Drain for up to ``grace_s`` seconds, then end every thread, without waiting for threads that are still in a
         handler. While there are any, the lease guard stays: it ends the process before another owner may start."""
-        is_clean = self._drain.run(grace_s)
+        is_clean = self.drain.run(grace_s)
         self._journal.explain()  # we cut off what still runs
         ending = [service for service in reversed(self.services) if is_clean or service is not self.guard]
         for service in ending:
@@ -384,11 +386,6 @@ class Incarnation:
 
     def _ring(self, letter: Letter) -> None:
         self.bell.ring(letter.ticket, letter.id, letter.reason, letter.error_type, letter.attempts, letter.policy)
-
-    def _deregister(self) -> bool:
-        self.is_over = True
-        self.is_over = self._drain_steps.deregister()
-        return self.is_over
 
     def _works(self) -> bool:
         """Return whether all parts live and the reader makes progress; the lease is renewed only then. Paused lanes

@@ -216,7 +216,7 @@ class ConsumerProgram:
         others may have its tickets already. The successor of this process takes the name anew. Unless it
         ``is_explained``, what runs is suspected, as in a crash."""
         incarnation = self.incarnation
-        if incarnation is not None and incarnation.is_over:
+        if incarnation is not None and incarnation.drain.is_over:
             return
         if self.journal is not None and is_explained:
             self.journal.explain()

@@ -29,7 +29,7 @@ class LaneWorker(Service):
 
     stalls_after_s = math.inf
 
-    def __init__(self, number: int, executor: Executor, handle: Callable[[Message], Any]) -> None:
+    def __init__(self, number: int, executor: Executor, handle: Callable[[Any], Any]) -> None:
         super().__init__()
         self.name = f"work-{number}"
         self._executor = executor
