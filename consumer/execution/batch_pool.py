@@ -20,10 +20,10 @@ from usher.common.runtime.service import Service
 from usher.consumer.execution.async_pool import AsyncPool, Call, LaneWorker
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lane
+from usher.consumer.handlers.batches import TriedTogether, goes_alone, judge
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message
-from usher.consumer.policy.batches import TriedTogether, goes_alone, judge
 
 #: Longest wait for a lane, so that a stop is noticed.
 _LONGEST_WAIT_S = 2.0

@@ -27,12 +27,12 @@ from usher.common.runtime.fork_guard import leave
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.lanes import SHORT_S, Lane, Lanes
 from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, GoOn, Outages, Sign, Wait, tells_of_connection
+from usher.consumer.handlers.batches import TriedTogether
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import APART, Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished
-from usher.consumer.policy.batches import TriedTogether
 from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, Settling, TicketPace, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 

@@ -31,6 +31,7 @@ from usher.common.base.log import configure, in_hand
 from usher.common.protocol.attempts import Attempts
 from usher.common.runtime.fork_guard import ForkGuard, end_with_parent
 from usher.common.runtime.service import Service, ServiceEnded
+from usher.consumer.handlers.batches import judge
 from usher.consumer.handlers.decorators import given
 from usher.consumer.handlers.loader import Handler, check_ran, load_handler, with_spans
 from usher.consumer.handlers.message import Message, OwnLease, message_type
@@ -43,7 +44,6 @@ from usher.consumer.isolation.process import (
     ProcessSpec,
     pidfd,
 )
-from usher.consumer.policy.batches import judge
 
 #: Seconds between looks at the lease, and how many of them must find that it has ended.
 _LOOK_S, _LOOKS = 0.05, 3

@@ -21,12 +21,12 @@ from usher.common.runtime.service import Service
 from usher.consumer.execution import async_pool, batch_pool
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lane, Lanes
+from usher.consumer.handlers.batches import MessageFailed, TriedTogether, goes_alone, judge
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished
-from usher.consumer.policy.batches import MessageFailed, TriedTogether, goes_alone, judge
 from usher.consumer.policy.outcome import Bury, RetryPolicy
 
 PATIENCE_S = 20.0
