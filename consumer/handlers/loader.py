@@ -45,11 +45,6 @@ class Handler:
 def load_handler(spec: str) -> Handler:
     """Import ``module:function``; the current folder is searched too. Raises HandlerUnusable, which says what to
     mend."""
-    return handler_of(load_target(spec), spec)
-
-
-def load_target(spec: str) -> Any:
-    """Import ``module:function`` as it stands there. Raises HandlerUnusable, which says what to mend."""
     module_name, colon, attribute = spec.partition(":")
     if not colon or not module_name or not attribute:
         raise HandlerUnusable(f"USHER_HANDLER must look like module:function (it is {spec!r})")
@@ -64,7 +59,7 @@ def load_target(spec: str) -> Any:
         target = getattr(target, part, None)
         if target is None:
             raise HandlerUnusable(f"USHER_HANDLER={spec}: {module_name}{_imported(module)} has no {attribute}")
-    return target
+    return handler_of(target, spec)
 
 
 def code_of(spec: str) -> str:

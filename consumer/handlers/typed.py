@@ -225,9 +225,8 @@ class Router:
     """
 
     def __init__(self) -> None:
-        self._routes: dict[tuple[str, str], Callable[..., Any]] = {}
+        self._routes: dict[tuple[str, str] | None, Callable[..., Any]] = {}  # None: all others
         self._fields: dict[str, None] = {}  # in the order of their declaration
-        self._otherwise: Callable[..., Any] | None = None
         self._calls: dict[Any, Callable[..., Any]] = {}
 
     def on(self, field: str, *values: str) -> Callable[[F], F]:
@@ -247,7 +246,7 @@ class Router:
 
     def otherwise(self, function: F) -> F:
         """Declare the handler of all other messages. A decorator."""
-        self._otherwise = self._checked(function)
+        self._routes[None] = self._checked(function)
         return function
 
     def _checked(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -255,19 +254,11 @@ class Router:
             raise TypeError("a handler of a router takes one message: @batch cannot be routed")
         return function
 
-    def declared(self) -> dict[tuple[str, str] | None, Callable[..., Any]]:
-        """Return the handler for each (field, value), and under None the one for all others."""
-        every: dict[Any, Callable[..., Any]] = dict(self._routes)
-        if self._otherwise is not None:
-            every[None] = self._otherwise
-        return every
-
     def handler_body(self) -> Callable[..., Any]:
         """Return what calls the right handler. Raises HandlerUnusable for handlers that cannot be called."""
-        every = self.declared()
-        if not every:
+        if not self._routes:
             raise HandlerUnusable("the router has no handlers: import the modules that declare them")
-        for function in every.values():
+        for function in self._routes.values():
             name = getattr(function, "__qualname__", repr(function))
             if options_of(function).terms():
                 raise HandlerUnusable(f"{name}: attempts and times are of the router: handler(max_attempts=3)(router)")
@@ -275,7 +266,7 @@ class Router:
                 call = call_of(function)
             except HandlerUnusable as problem:
                 raise HandlerUnusable(f"{name}: {problem}") from None
-            self._calls.update({key: call for key, one in every.items() if one is function})
+            self._calls.update({key: call for key, one in self._routes.items() if one is function})
         kinds = {is_async(call) for call in self._calls.values()}
         if len(kinds) == 2:
             raise HandlerUnusable("handlers of one router are all `def`, or all `async def`")
