@@ -172,7 +172,6 @@ class Drain:
         lease_ms: int,
     ) -> None:
         self._steps = steps
-        self._is_marked = self._reader_ended = self._is_read = False
         self.is_over = False  # we have deregistered, or are about to
         self._given_back = 0
         self._lanes = lanes
@@ -186,46 +185,45 @@ class Drain:
         until_s = now_s() + max(grace_s, _LEAST_DRAIN_S)
         self._lanes.pause()
         self._acker.hurry()
-        clean = False
-        trouble = ""
-        while not clean:
+        left, trouble = [self._take_no_more, self._end_reader, self._leave], ""
+        while left:
             try:
-                clean = self._step()
+                if left[0]():
+                    del left[0]
+                    continue
             except RedisTrouble as problem:  # not yet: every step may be taken again
                 trouble = str(problem)
             except (OwnershipLost, ServerChanged, CommandRefused) as problem:
                 trouble = str(problem)
                 break
-            if clean or now_s() >= until_s:
+            if now_s() >= until_s:
                 break
             time.sleep(_DRAIN_LOOK_S)
         facts: dict[str, Any] = {"given_back": self._given_back, "still_running": self._lanes.running}
         trouble = trouble or self._acker.trouble or "none"
-        event("consumer_drained", clean=clean, trouble=trouble, **facts)
-        return clean
+        event("consumer_drained", clean=not left, trouble=trouble, **facts)
+        return not left
 
-    def _step(self) -> bool:
-        if not self._is_marked:
-            self._steps.drain(self._lease_ms)
-            self._is_marked = True
-        self._read_the_rest()  # again and again: orders still come
+    def _take_no_more(self) -> bool:
+        self._steps.drain(self._lease_ms)
+        return True
+
+    def _end_reader(self) -> bool:
+        self._reader.stop()
+        if not self._reader.join(_DRAIN_LOOK_S):
+            raise RedisTrouble("the reader has not ended yet")
+        # ``stop`` broke its connection, which a thread that was not waiting on it has not noticed.
+        self._reader.close()
+        return True
+
+    def _leave(self) -> bool:
+        self._reader.read_rest()  # again and again: orders still come
         self._given_back += self._acker.give_all_back()
-        if not self._is_read or self._lanes.running or not self._acker.is_flushed:
+        if self._lanes.running or not self._acker.is_flushed:
             return False
         self.is_over = True
         self.is_over = self._steps.deregister()
         return self.is_over
-
-    def _read_the_rest(self) -> None:
-        if not self._reader_ended:
-            self._reader.stop()
-            if not self._reader.join(_DRAIN_LOOK_S):
-                raise RedisTrouble("the reader has not ended yet")
-            # ``stop`` broke its connection, which a thread that was not waiting on it has not noticed.
-            self._reader.close()
-            self._reader_ended = True
-        self._reader.read_rest()
-        self._is_read = True
 
 
 class Incarnation:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from usher.common.base.clock import now_s
-from usher.common.base.extras import Late
 from usher.common.base.log import WARNING, event
 from usher.common.http.serve import LEAST_SILENCE_S, Liveness, WorkerEnds, url_of
 from usher.common.observability.metrics import Metrics, of_handlers
@@ -39,8 +38,6 @@ from usher.consumer.settings import WorkSettings
 
 if TYPE_CHECKING:
     from flask import Flask
-
-psutil: Any = Late("psutil")
 
 #: A process without a lease may be silent for this long.
 _UNREGISTERED_S = 10.0

@@ -27,8 +27,6 @@ from usher.consumer.handlers.error_trace import raised_at
 from usher.consumer.handlers.message import Message
 from usher.consumer.handlers.typed import call_of, is_async
 
-Handle = Callable[[Message], Any]
-
 
 @dataclass(frozen=True)
 class Handler:
