@@ -45,7 +45,7 @@ from usher.consumer.isolation.process import (
     pidfd,
 )
 
-#: Seconds between looks at the lease, and how many of them must find that it has ended.
+#: Seconds between looks at the lease while a handler runs, and how many of them must find that it has ended.
 _LOOK_S, _LOOKS = 0.05, 3
 
 
@@ -129,7 +129,6 @@ class Slot(Service):
         piece = self.pieces.get()
         if piece is None:
             raise ServiceEnded
-        self.is_busy = True
         result = self._run(piece)
         self.is_busy = False
         self.answer(result)
@@ -159,28 +158,6 @@ class Slot(Service):
         message.slot = 0
         told = getattr(message, "answer", None) if raised is None else None
         return CallResult.of(raised and _without_us(raised), round(seconds, 6), told)
-
-
-class LeaseEnd(Service):
-    """The service that ends this process when the lease has ended while a handler runs: who asked does so, unless it
-    stands still, and another owner may run the message by then."""
-
-    name = "guard"
-
-    def __init__(self, asker: Connection, lease: OwnLease, slot: Slot) -> None:
-        super().__init__()
-        self._asker = asker
-        self._lease = lease
-        self._slot = slot
-        self._looks = 0
-
-    def run_once(self) -> float:
-        # It may be renewed by an order that is not read yet, when a handler has kept the interpreter.
-        is_over = self._slot.is_busy and not self._lease.holds() and not self._asker.poll()
-        self._looks = self._looks + 1 if is_over else 0
-        if self._looks > _LOOKS:
-            end_all()
-        return _LOOK_S
 
 
 def end_all() -> None:
@@ -273,13 +250,20 @@ def run(asked_by: int, where: int) -> None:
     slot = Slot(asker, handler, made, lease, limit_s)
     asker.send(limit_s)
     slot.start()
-    if spec.has_lease:
-        LeaseEnd(asker, lease, slot).start()
+    looks = 0
     with contextlib.suppress(ConnectionError, EOFError):
         while True:
-            order = asker.recv()
+            if not asker.poll(_LOOK_S if slot.is_busy else None):
+                # Who asked ends this process when the lease has ended, unless it stands still; and another owner may
+                # run the message by then.
+                looks = looks + 1 if slot.is_busy and not lease.holds() else 0
+                if looks > _LOOKS:
+                    end_all()
+                continue
+            order, looks = asker.recv(), 0
             if isinstance(order, Piece):
                 slot.call.interrupted.clear()
+                slot.is_busy = True
                 slot.pieces.put(order)
             elif order == INTERRUPT:
                 slot.call.cancel()
