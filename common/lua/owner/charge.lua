@@ -4,8 +4,8 @@
 -- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, 5 number of its executions that
 --       failed, then for each message: id, its attempts (common/protocol/attempts.py), its last error and the end of
 --       the traceback (common/protocol/last_error.py; "" = the known ones stay), its executions to be kept
--- Returns: "LOST" or "OK": the attempts of those that are pending for this incarnation are noted; the record goes with a
---          change only. A message that an operator has given up since its owner read its attempts stays so.
+-- Returns: "LOST" or "OK": the attempts of those that are pending for this incarnation are noted; the record goes with
+--          a change only. A message that an operator has given up since its owner read its attempts stays so.
 -- Why Lua: only the owner may charge; after its lease the next owner counts. The attempts of an entry that is no
 --          longer pending would stay for ever.
 --          Errors are kept within bounds: of very many messages without tracebacks, then none.
