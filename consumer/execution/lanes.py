@@ -111,14 +111,9 @@ class FairLanes(deque[Lane]):
             self._turns.clear()
         return lane
 
-    def clear(self) -> None:
-        super().clear()
-        self._places.clear()
-        self._turns.clear()
-
-    def extend(self, lanes: Iterable[Lane]) -> None:
-        for lane in lanes:
-            self.append(lane)
+    def remove(self, lane: Lane) -> None:
+        super().remove(lane)
+        del self._places[lane.ticket]
 
     def got_more(self, lane: Lane) -> None:
         """Give a lane that got messages another place, if it is ready and what it got is more urgent."""
@@ -574,9 +569,8 @@ class Lanes:
 
     def _drop(self, gone: Collection[bytes]) -> None:
         for queue in (self.ready, self._suspects):
-            kept = [lane for lane in queue if lane.ticket not in gone]
-            queue.clear()
-            queue.extend(kept)
+            for lane in [lane for lane in queue if lane.ticket in gone]:
+                queue.remove(lane)
         self.waiting = [item for item in self.waiting if item[2].ticket not in gone]
         heapq.heapify(self.waiting)
         for ticket in gone:
