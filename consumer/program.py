@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from usher.common.base.clock import now_s
-from usher.common.base.extras import Late
 from usher.common.base.log import WARNING, event
 from usher.common.http.serve import LEAST_SILENCE_S, Liveness, WorkerEnds, url_of
 from usher.common.observability.metrics import Metrics, of_handlers
@@ -39,8 +38,6 @@ from usher.consumer.settings import WorkSettings
 
 if TYPE_CHECKING:
     from flask import Flask
-
-psutil: Any = Late("psutil")
 
 #: A process without a lease may be silent for this long.
 _UNREGISTERED_S = 10.0
@@ -222,7 +219,7 @@ class ConsumerProgram:
         others may have its tickets already. The successor of this process takes the name anew. Unless it
         ``is_explained``, what runs is suspected, as in a crash."""
         incarnation = self.incarnation
-        if incarnation is not None and incarnation.is_over:
+        if incarnation is not None and incarnation.drain.is_over:
             return
         if self.journal is not None and is_explained:
             self.journal.explain()
@@ -247,23 +244,6 @@ class ConsumerProgram:
         return Health(reasons if incarnation.lease.holds() else (*reasons, "the lease has ended"), warnings)
 
     def facts(self) -> dict[str, Any]:
-        incarnation = self.incarnation
-        facts: dict[str, Any] = {
-            "role": "consumer",
-            "name": self.settings.consumer_name,
-            "handler": self.settings.handler,
-            "code": self.code,
-        }
-        if incarnation is not None:
-            tickets, messages = incarnation.lanes.load()
-            facts |= {
-                "incarnation": incarnation.name,
-                "tickets": tickets,
-                "messages": messages,
-                "running": incarnation.lanes.running,
-                "handled": incarnation.executor.handled,
-                "failed": incarnation.executor.failed,
-                "acknowledged": incarnation.acker.acknowledged,
-                "dead_letters": incarnation.acker.dead_letters,
-            }
-        return facts
+        name, incarnation = self.settings.consumer_name, self.incarnation
+        facts = {"role": "consumer", "name": name, "handler": self.settings.handler, "code": self.code}
+        return facts | ({"incarnation": incarnation.name} if incarnation is not None else {})

@@ -145,17 +145,15 @@ class OwnerScripts:
         run_log_length: int = 0,
         errors: Mapping[bytes, NotedError] = _NO_ERRORS,
         failed: int = 0,
-    ) -> list[bytes]:
+    ) -> None:
         """Note attempts, and last errors, by message id, for the next owner and for people. ``failed``: how many
-        executions of the record failed. Return the ids of the messages that are ours at this moment."""
+        executions of the record failed."""
         args: list[Any] = [self._keys.group, self._incarnation, run_record, run_log_length, failed]
         for entry_id, known in attempts.items():
             args += (entry_id, encode(known), *errors.get(entry_id, _NO_ERROR))
         keys = self._keys
         script_keys = (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors, keys.failures)
-        reply = self.link.run("charge", script_keys, args)
-        self._check(reply[0])
-        return list(reply[1])
+        self._check(self.link.run("charge", script_keys, args))
 
     def some_errors(self) -> list[LastError]:
         """Return new errors of some messages of the group; none without a right to see them. Not by HRANDFIELD, with

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.errors import OwnershipLost, RedisTrouble
@@ -92,15 +91,8 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
     for left, attempts in noted:
         # But not sure: it may have returned a moment before.
         is_likely = left.is_blamed or (len(former.left) == 1 and not former.is_from_outside)
-        facts: dict[str, Any] = {
-            "ticket": left.ticket.decode(),
-            "id": left.stream_id.decode(),
-            "fence": left.fence,
-            "attempt": attempts.starts,
-            "failures": attempts.failures,
-            "crashes": attempts.crashes,
-            "losses": attempts.losses,
-        }
+        facts = left.facts() | attempts._asdict()
+        del facts["starts"]  # which is the attempt
         if is_likely:
             event("handler_crashed", level=ERROR, **facts)
         else:

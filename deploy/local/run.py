@@ -86,10 +86,7 @@ class OwnMaster(MasterClient):
         answer = partial(MasterAnswer, "this process", sent_s=now_s())
         if path.endswith("/acknowledge"):
             return self._report(answer, body, int(headers.get(RETRYING_HEADER, 0)))
-        if path.endswith("/register"):
-            return self._register(answer, Registration(**orjson.loads(body)))
-        self._leading.roster.wake()  # goodbye: Redis knows
-        return answer(200, {})
+        return self._register(answer, Registration(**orjson.loads(body)))
 
     def _register(self, answer: Callable[..., MasterAnswer], asked: Registration) -> MasterAnswer:
         try:

@@ -41,7 +41,7 @@ from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import group_of, record_or_none
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
-from usher.consumer.isolation.process import NOT_RUN, CallResult, HandlerProcess, Piece, ProcessSpec
+from usher.consumer.isolation.process import CallResult, HandlerProcess, How, Piece, ProcessSpec
 from usher.master.cli.shared import asks, caller, configured, console, print_json, table, why_option
 from usher.master.cli.status import place
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
@@ -169,7 +169,7 @@ class Tried(NamedTuple):
             "before": {"state": one.before.state, "told": one.before.told, "seconds": one.seconds}
             | ({"reason": one.letter.reason, "error": one.letter.error} if one.letter is not None else {}),
             "new_id": self.new_id.decode() or None,
-            "now": {"state": now.state, "told": now.told, "seconds": self.seconds} | (asdict(call) if call else {}),
+            "now": {"state": now.state, "told": now.told, "seconds": self.seconds} | (_document(call) if call else {}),
             "comparison": self.comparison,
         }
         return told | ({"taken": call.is_taken} if call is not None else {})
@@ -182,8 +182,12 @@ class Tried(NamedTuple):
         return [kind, one.id, _display_ticket(one.ticket), one.before.told[:80], now, *shown]
 
 
+def _document(call: CallResult) -> dict[str, Any]:
+    return asdict(call) | {"answer": [part.decode("latin-1") for part in call.answer or ()] or None}
+
+
 def called(one: Candidate, call: CallResult) -> Tried:
-    state = DONE if call.is_taken else NOT_TRIED if call.how == NOT_RUN else ENDED
+    state = DONE if call.is_taken else NOT_TRIED if call.how == How.NOT_RUN else ENDED
     return Tried(one, Before(state, call.told()), call.seconds, call=call)
 
 
@@ -739,16 +743,16 @@ def _rehearse(
 
 def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallResult:
     if one.unfit:
-        return CallResult(NOT_RUN, one.unfit)
+        return CallResult(How.NOT_RUN, one.unfit)
     try:
         try:
             body = finder.body(one)
         except RedisTrouble:  # Redis may have closed a connection that was idle while a handler ran
             body = finder.body(one)
     except (RedisTrouble, CommandRefused) as trouble:  # the results of the others are shown all the same
-        return CallResult(NOT_RUN, f"Redis: {trouble}")
+        return CallResult(How.NOT_RUN, f"Redis: {trouble}")
     if body is None:
-        return CallResult(NOT_RUN, "its fields are no longer complete anywhere")
+        return CallResult(How.NOT_RUN, "its fields are no longer complete anywhere")
     return process.run(one.piece(body))
 
 

@@ -356,13 +356,13 @@ class ConsumerActor:
     def begin_drain(self) -> None:
         """The first part of Drain.run. Only when all of it worked, anything is given back."""
         self.lanes.pause()
-        self.drain._steps.drain(LEASE_MS)
-        self.drain._read_the_rest()
+        self.drain._take_no_more()
+        self.drain._end_reader()
+        self.reader.read_rest()
         self.drains = True
 
     def give_back(self) -> int:
-        if not self.drain._is_read:
-            self.drain._read_the_rest()
+        self.reader.read_rest()
         if given_back := self.acker.give_all_back():
             self.flush()
         return given_back

@@ -152,7 +152,7 @@ def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:
         a.acker.start()
         run.succeed()
         until(lambda: a.acker._lingering)
-        assert drain.run(_PATIENCE_S, lambda: None)
+        assert drain.run(_PATIENCE_S)
         link.close()
         a.acker.stop()
         assert a.acker.join(_PATIENCE_S)
