@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from usher.common.base.clock import now_s
@@ -163,6 +164,18 @@ class IdleSweep:
 
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self._next_s - now_s)
+
+
+def settle(board: Board, steps: LeaderScripts, stream: TicketStream, owner: str, names: Iterable[bytes]) -> None:
+    """Free what is over of these tickets of a consumer, although nobody has reported it: what is pending for nobody.
+    Without a body it may be running still, for Redis has dropped its entry: its owner is asked."""
+    pending, now = set(stream.pending_of(owner)), now_s()
+    missing = {name: [one for one in ids if one not in pending] for name, ids in board.looked_at(names, now)}
+    over, bodiless = steps.pending_for_nobody(list(chain.from_iterable(missing.values())))
+    board.free(owner, [(name, [one for one in ids if one in over]) for name, ids in missing.items()], now)
+    if asked := board.held(name for name, ids in missing.items() if not bodiless.isdisjoint(ids)):
+        steps.recall(owner, asked)
+    board.doubt(name for name, ids in missing.items() if {*ids} - over - bodiless)
 
 
 def read_again(board: Board, steps: LeaderScripts) -> bool:
@@ -367,40 +380,22 @@ class Takeover:
             time.sleep(_LOOK_S)
 
     def _load_index(self, read_up_to: bytes) -> set[str]:
-        """Put every record on the board, as far as the pending list bears it out, or Redis has dropped what ran (then
-        it runs on, or its owner is dead and left it behind); no entry that comes as new is up to ``read_up_to``. Return
-        the owners that do not live."""
-        dead, now, last_read = set[str](), now_s(), rank(read_up_to)
-        records: list[tuple[bytes, TicketRecord]] = []
-        pending: dict[bytes, set[bytes]] = {}
-        missing: list[bytes] = []
+        """Put every record on the board, and free what is over of it (``settle``); no entry that comes as new is up to
+        ``read_up_to``. Return the owners that do not live: what they left behind is found with their recovery."""
+        dead, now, last_read, board = set[str](), now_s(), rank(read_up_to), self.board
         for number, (ticket, found) in enumerate(self._stream.records()):
             if number % _TAKEN_IN == 0:
                 self._made_progress()
-            record = found or unreadable(ticket)
-            records.append((ticket, record))
-            if not is_given_back(record.owner) and record.owner != HALTED:
-                if record.owner not in pending:
-                    pending[record.owner] = set(self._stream.pending_of(record.owner))
-                missing += [one for one in record.ids if one not in pending[record.owner]]
-        bodiless = set[bytes]()
-        for at in range(0, len(missing), _TAKEN_IN):
-            bodiless |= self._steps.pending_for_nobody(missing[at : at + _TAKEN_IN])[1]
-            self._made_progress()
-        for ticket, (owner, fence, ids) in records:
+            owner, fence, ids = found or unreadable(ticket)
             if is_given_back(owner):
                 # Entries that come as new are not parked under ``master``.
                 ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
-            elif owner in pending:
-                ids = [entry_id for entry_id in ids if entry_id in pending[owner] or entry_id in bodiless]
-                if not ids:
-                    self.board.over.add(ticket)
-                    continue
-            # Of a living one that is asked at once about what may be over (reconciler): a successor must not miss it.
-            compared_s = now if bodiless.isdisjoint(ids) else 0.0
-            to_recover = self.board.set_record(ticket, owner, fence, ids, compared_s)
+            to_recover = board.set_record(ticket, owner, fence, ids, now)
             if to_recover is not None:
                 dead.add(to_recover)
+        for consumer in [one for name, one in board.consumers.items() if name not in dead and one.tickets]:
+            settle(board, self._steps, self._stream, consumer.incarnation, list(consumer.tickets))
+            self._made_progress()
         return dead
 
     def _recover(self, dead: set[str], held: Mapping[str, int]) -> None:
