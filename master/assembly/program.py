@@ -176,7 +176,7 @@ class LeaderServices:
         link = self._place.link("elect", max(0.2, lease_s / 3))
         made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works, scripts_for_others())
         made.folder = self._place.settings.state_folder / "locks"
-        self.lead.on_doubt, self._changes.on_leader = made.wake, made.look
+        self.lead.on_doubt, self._changes.on_leader = made.wake, made.wake
         return made
 
     def _lead_changed(self) -> None:
