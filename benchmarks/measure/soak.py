@@ -31,7 +31,7 @@ def soak(seconds: float, rate: float, kill_every_s: float, durable: bool, enviro
         rig.stream.create_group(b"0-0")
         minutes = max(seconds / 60, 1.0)
         settings = {"USHER_RUN_LOG_LENGTH": "5000", "USHER_TRIM_KEEP": f"{max(20, int(5 * minutes))}s"}
-        settings |= {"USHER_LEASE_SECONDS": "3", "USHER_LEADER_LEASE_SECONDS": "2", NOTES: str(rig.folder)}
+        settings |= {"USHER_LEASE_SECONDS": "3", "USHER_LEADER_LEASE_SECONDS": "2"}
         rig.begin(2, 3, "benchmarks.programs.handlers:noted", settings)
         rig.wait_until_registered()
         sent, kills, last, samples = Counter[int](), Counter[str](), b"", list[dict[str, float]]()
@@ -41,7 +41,7 @@ def soak(seconds: float, rate: float, kill_every_s: float, durable: bool, enviro
             commands = []
             for number in range(sent.total(), int(now_s * rate)):
                 sent[number % _TICKETS] += 1
-                numbers = ("number", sent[number % _TICKETS], "body", _BODY)
+                numbers = ("number", sent[number % _TICKETS], NOTES, str(rig.folder), "body", _BODY)
                 commands.append(("XADD", STREAM, "*", "ticket_id", number % _TICKETS, *numbers))
             last = rig.link.all_of(commands)[-1] if commands else last
             if now_s >= kill_s:

@@ -25,8 +25,8 @@ WAITING, FAILING, GIVEN_UP, _KINDS = b"waiting", b"failing", b"given-up", 20
 BROKEN_UNTIL = "broken_until"
 #: Seconds that ``sleeping`` and ``sleeping_async`` take.
 SLEEP_S = 0.01
-#: Variable with the folder of ``noted``.
-NOTES = "USHER_BENCH_NOTES"
+#: Field with the folder of ``noted``.
+NOTES = "notes"
 #: Field with a folder, in which a file with a tenant's name, or ``all``, says that what they need is away.
 AWAY = "away"
 
@@ -48,12 +48,12 @@ def noted(message: Any) -> None:
     start_ns = time.monotonic_ns()
     time.sleep(0.002)
     line = f"{int(message.ticket)} {message.fields['number']} {start_ns} {time.monotonic_ns()}\n"
-    os.write(_notes(os.getpid()), line.encode())
+    os.write(_notes(message.fields[NOTES], os.getpid()), line.encode())
 
 
 @functools.cache
-def _notes(pid: int) -> int:
-    return os.open(Path(os.environ[NOTES], f"notes-{pid}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def _notes(folder: str, pid: int) -> int:
+    return os.open(Path(folder, f"notes-{pid}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def lasting(_message: Any) -> None:

@@ -7,9 +7,15 @@ scrape. A histogram costs a tenth of a microsecond per value: one thread adds wh
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
+import hashlib
+import hmac
 import platform
+import secrets
 import threading
+import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -267,9 +273,26 @@ def redact_webhook_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/..."
 
 
+def signature(secret: str, message_id: str, timestamp_s: int, body: bytes) -> str:
+    """Return the signature of a message as Standard Webhooks (standardwebhooks.com) has it in ``webhook-signature``.
+    ``secret``: ``whsec_`` and base64, or any text.
+
+    >>> secret, message_id = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek"
+    >>> signature(secret, message_id, 1614265330, b'{"test": 2432232314}')
+    'v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE='
+    """
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True) if secret.startswith("whsec_") else b""
+    except binascii.Error:
+        key = b""
+    signed = f"{message_id}.{timestamp_s}.".encode() + body
+    return "v1," + base64.b64encode(hmac.digest(key or secret.encode(), signed, hashlib.sha256)).decode()
+
+
 class Webhook(Service):
     """A service that POSTs ``{"program", "stream", "group", "dead_letters": [...], "left_out": n}`` to one URL: the
-    first at once, then one per ``pause_s``. What tells the receiver that a POST is from here stands in the URL.
+    first at once, then one per ``pause_s``. With a secret it signs them (Standard Webhooks): ``webhook-id``, the same
+    one for each try, ``webhook-timestamp`` and ``webhook-signature``.
 
     ``add`` may be called from any thread and never blocks. Answers other than 2xx, redirects included, are failures:
     retried a few times, then dropped; the letters themselves are in Redis.
@@ -278,9 +301,12 @@ class Webhook(Service):
     name = "bell"
     stalls_after_s = 60.0  # longer than the longest pause
 
-    def __init__(self, url: str, about: Mapping[str, str], pause_s: float = 5.0, ca: Path | None = None) -> None:
+    def __init__(
+        self, url: str, about: Mapping[str, str], pause_s: float = 5.0, secret: str = "", ca: Path | None = None
+    ) -> None:
         """Make the service. ``ca``: a file of the trusted CAs; None: those of the system."""
         super().__init__()
+        self._secret = secret
         self._url = url
         self._about = dict(about)
         self._pause_s = pause_s
@@ -310,8 +336,9 @@ class Webhook(Service):
         if not batch:
             return self.stalls_after_s / 3
         body = orjson.dumps({**self._about, "dead_letters": batch, "left_out": left_out})
+        message_id = f"msg_{secrets.token_urlsafe(18)}"
         for number in range(_TRIES):
-            trouble = self._post(body)
+            trouble = self._post(message_id, body)
             if trouble is None or self.stopping:
                 break
             self._stop.wait(self._pause_s * 2**number)
@@ -325,8 +352,12 @@ class Webhook(Service):
         self._stop.wait(self._pause_s)
         return 0.0
 
-    def _post(self, body: bytes) -> str | None:
+    def _post(self, message_id: str, body: bytes) -> str | None:
         headers = {"Content-Type": "application/json"}
+        if self._secret:
+            at_s = int(time.time())
+            headers |= {"webhook-id": message_id, "webhook-timestamp": str(at_s)}
+            headers["webhook-signature"] = signature(self._secret, message_id, at_s, body)
         try:
             with self._session.post(
                 self._url, data=body, headers=headers, timeout=_TIMEOUT_S, allow_redirects=False, stream=True
@@ -351,6 +382,7 @@ class DeadLetterNotifier:
             self._webhook = Webhook(
                 settings.dead_letter_webhook,
                 {"program": program, "stream": keys.stream, "group": keys.group},
+                secret=settings.webhook_secret,
                 ca=settings.tls_ca,
             )
 

@@ -318,7 +318,8 @@ class LoopOptions:
     # acknowledged entries leave the stream too (unless another group reads it); dead letters always do, if complete
     remove: bool = False
     grace_s: float = 20.0  # at a stop: time for running handlers to finish
-    webhook: str = ""  # URL that gets the dead letters; see USHER_DEAD_LETTER_WEBHOOK
+    webhook: str = ""  # URL that gets the dead letters; see USHER_DEAD_LETTER_WEBHOOK, USHER_WEBHOOK_SECRET
+    webhook_secret: str = ""
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(("batch", "threads", "queue", "max_attempts"), 1.0)
@@ -722,7 +723,7 @@ class MessageReadingLoop(Reader):
         self._streams: list[ReliableStream] = []
         self._options = options
         self.labels = {"stream": stream, "group": group}
-        to = CommonSettings(dead_letter_webhook=options.webhook)
+        to = CommonSettings(dead_letter_webhook=options.webhook, webhook_secret=options.webhook_secret)
         self._bell = DeadLetterNotifier(of_this_program(), to, self.reader_name, Keys(stream, group))
         self._over = threading.Event()
 

@@ -181,6 +181,13 @@ class CommonSettings(BaseModel):
         max_length=2048,
         description="URL that gets dead letters, as a POST of JSON every few seconds. Empty: none.",
     )
+    webhook_secret: str = Field(
+        "",
+        description=(
+            "Secret by which the webhook's receiver knows that a POST is from here (Standard Webhooks: whsec_ and"
+            " base64, or any text). Empty: not signed."
+        ),
+    )
     log_level: str = Field(
         "info", pattern=r"^(debug|info|warning|error)$", description="debug, info, warning or error."
     )
@@ -195,7 +202,7 @@ class CommonSettings(BaseModel):
         except ValueError:  # not a usable URL
             password = ""
         return [
-            *(str(value) for field, value in self if field.endswith(("_token", "_webhook"))),
+            *(str(value) for field, value in self if field.endswith(("_token", "_secret", "_webhook"))),
             password,
             unquote(password),
         ]
@@ -266,8 +273,8 @@ def name_of(field: str) -> str:
 
 
 def is_secret(field: str) -> bool:
-    """Return True if a settings field is a token: no message shows its value, and no flag takes it."""
-    return field.endswith("_token")
+    """Return True if a settings field is a token or a secret: no message shows its value, and no flag takes it."""
+    return field.endswith(("_token", "_secret"))
 
 
 def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> T:

@@ -113,7 +113,7 @@ class Executor:
         self.ended = 0  # starts; only roughly right: counted without a lock, for people to look at
 
     def obey(self, options: HandlerOptions) -> None:
-        self.away = options.away
+        self.away = options.away if isinstance(options.away, tuple) else (options.away,)
         self.pace = TicketPace(options.rate) if options.rate else None
         if settle_s := options.settle_s:
             self.settling = Settling(settle_s, given(options.settle_max_s, 10 * settle_s))

@@ -7,12 +7,13 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from usher.common.base.errors import HandlerUnusable
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _BATCH = "__usher_batch__"
 _MOST, _LONGEST_WAIT_S = 10_000, 60.0
@@ -111,14 +112,14 @@ class HandlerOptions:
     dead_letter_policy: str | None = None
     rate: float | None = None
     body: str | Callable[[bytes], Any] = ""
-    away: tuple[type[BaseException], ...] = ()
+    away: tuple[type[BaseException], ...] | type[BaseException] = ()
     settle_s: float | None = None
     settle_max_s: float | None = None
 
     def __post_init__(self) -> None:
-        types = self.away if isinstance(self.away, tuple) else [None]
+        types = self.away if isinstance(self.away, tuple) else (self.away,)
         if not all(isinstance(one, type) and issubclass(one, Exception) for one in types):
-            raise ValueError(f"away must be types of exceptions, in a tuple (it is {self.away!r})")
+            raise ValueError(f"away must be types of exceptions (it is {self.away!r})")
         if self.max_attempts is not None and not (type(self.max_attempts) is int and 1 <= self.max_attempts <= 1000):
             raise ValueError(f"max_attempts must be a whole number from 1 to 1000 (it is {self.max_attempts!r})")
         for name in ("backoff_s", "backoff_cap_s", "deadline_s", "settle_s", "settle_max_s"):
@@ -137,7 +138,23 @@ class HandlerOptions:
         return _noted(_ATTRIBUTE, self, function)
 
 
-handler = HandlerOptions
+class _Decorator(Generic[P]):
+    def __init__(self, make: Callable[P, HandlerOptions]) -> None:
+        self._make: Callable[..., HandlerOptions] = make
+        functools.update_wrapper(self, make)
+
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> HandlerOptions: ...
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if args and not callable(args[0]):
+            raise TypeError("give the options of @handler by name: @handler(max_attempts=3)")
+        return self._make()(*args) if args else self._make(**options)
+
+
+#: ``HandlerOptions``, whose parentheses may be left out.
+handler = _Decorator(HandlerOptions)
 
 
 def given(asked: float | None, setting: float) -> float:

@@ -15,6 +15,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from usher.common.base.clock import now_s, wall_ms
@@ -38,16 +39,7 @@ from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, Parked
 from usher.master.policy.rules import Target
-from usher.master.recovery.repairs import (
-    PAGE,
-    IdleSweep,
-    Reconciler,
-    Recoverer,
-    Takeover,
-    read_again,
-    settle,
-    unreadable,
-)
+from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, Takeover, read_again, unreadable
 
 #: Most plans per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
@@ -389,7 +381,7 @@ class Dispatcher(Service):
                 self._steps.look()
                 self._follow_changes()
             if owner:
-                settle(self.board, self._steps, self._stream, owner, names)
+                self._settle(owner, names)
                 return
         if not names:
             return
@@ -408,6 +400,21 @@ class Dispatcher(Service):
         if back := self.board.asked_back.take_came_back():
             self.counts.came_back += back
             event("tickets_recalled", count=back)
+
+    def _settle(self, owner: str, names: Sequence[bytes]) -> None:
+        """Free what is over of these quiet tickets of a consumer, although nobody has reported it: what is pending for
+        nobody. Without a body it may be running still, for Redis has dropped its entry: its owner is asked."""
+        assert self._steps is not None
+        pending, now = set(self._stream.pending_of(owner)), now_s()
+        missing = {name: [one for one in ids if one not in pending] for name, ids in self.board.looked_at(names, now)}
+        owners = self._steps.owners_of(list(chain.from_iterable(missing.values())))
+        alone = [one for one, owner in owners.items() if owner is None]
+        there = self._steps.in_stream(alone)
+        gone, elsewhere = {*alone} - there, owners.keys() - alone
+        self.board.free(owner, [(name, [one for one in ids if one in there]) for name, ids in missing.items()], now)
+        if asked := self.board.held(name for name, ids in missing.items() if not gone.isdisjoint(ids)):
+            self._steps.recall(owner, asked)
+        self.board.doubt(name for name, ids in missing.items() if not elsewhere.isdisjoint(ids))
 
     # ---- 6: hand-over ------------------------------------------------------------------------------------------------
 

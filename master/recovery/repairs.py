@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from usher.common.base.clock import now_s
@@ -164,18 +163,6 @@ class IdleSweep:
 
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self._next_s - now_s)
-
-
-def settle(board: Board, steps: LeaderScripts, stream: TicketStream, owner: str, names: Iterable[bytes]) -> None:
-    """Free what is over of these tickets of a consumer, although nobody has reported it: what is pending for nobody.
-    Without a body it may be running still, for Redis has dropped its entry: its owner is asked."""
-    pending, now = set(stream.pending_of(owner)), now_s()
-    missing = {name: [one for one in ids if one not in pending] for name, ids in board.looked_at(names, now)}
-    over, bodiless = steps.pending_for_nobody(list(chain.from_iterable(missing.values())))
-    board.free(owner, [(name, [one for one in ids if one in over]) for name, ids in missing.items()], now)
-    if asked := board.held(name for name, ids in missing.items() if not bodiless.isdisjoint(ids)):
-        steps.recall(owner, asked)
-    board.doubt(name for name, ids in missing.items() if {*ids} - over - bodiless)
 
 
 def read_again(board: Board, steps: LeaderScripts) -> bool:
@@ -380,22 +367,28 @@ class Takeover:
             time.sleep(_LOOK_S)
 
     def _load_index(self, read_up_to: bytes) -> set[str]:
-        """Put every record on the board, and free what is over of it (``settle``); no entry that comes as new is up to
-        ``read_up_to``. Return the owners that do not live: what they left behind is found with their recovery."""
-        dead, now, last_read, board = set[str](), now_s(), rank(read_up_to), self.board
-        for number, (ticket, found) in enumerate(self._stream.records()):
+        """Put every record on the board, as far as the pending list bears it out; no entry that comes as new is up to
+        ``read_up_to``. Return the owners that do not live."""
+        dead = set()
+        now, last_read = now_s(), rank(read_up_to)
+        pending: dict[bytes, set[bytes]] = {}
+        for number, (ticket, record) in enumerate(self._stream.records()):
             if number % _TAKEN_IN == 0:
                 self._made_progress()
-            owner, fence, ids = found or unreadable(ticket)
+            owner, fence, ids = record or unreadable(ticket)
             if is_given_back(owner):
                 # Entries that come as new are not parked under ``master``.
                 ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
-            to_recover = board.set_record(ticket, owner, fence, ids, now)
+            elif owner != HALTED:
+                if owner not in pending:
+                    pending[owner] = set(self._stream.pending_of(owner))
+                ids = [entry_id for entry_id in ids if entry_id in pending[owner]]
+                if not ids:
+                    self.board.over.add(ticket)
+                    continue
+            to_recover = self.board.set_record(ticket, owner, fence, ids, now)
             if to_recover is not None:
                 dead.add(to_recover)
-        for consumer in [one for name, one in board.consumers.items() if name not in dead and one.tickets]:
-            settle(board, self._steps, self._stream, consumer.incarnation, list(consumer.tickets))
-            self._made_progress()
         return dead
 
     def _recover(self, dead: set[str], held: Mapping[str, int]) -> None:

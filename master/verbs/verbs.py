@@ -63,6 +63,10 @@ class Registered(TypedDict):
     leader_url: str | None
 
 
+class Deregistered(TypedDict):
+    incarnation: str
+
+
 class Reported(TypedDict):
     """An answer to a report: ``ok``, ``gone`` or ``stale`` for each message of each item, in its order."""
 

@@ -115,6 +115,15 @@ class Desk:
         self._look_now()
         return registered
 
+    def deregister(self, incarnation: str) -> bool:
+        """Take a consumer's goodbye; False: the incarnation is unknown. Redis knows whether it has left; this only
+        makes the leader look at once."""
+        if not self._dispatcher.leads:
+            raise NotLeader(self.leader_url)
+        known = incarnation in self._dispatcher.board.consumers
+        self._look_now()
+        return known
+
     def acknowledge(self, report: Report) -> list[list[str]]:
         """Pass a report to the dispatcher; return ``ok``, ``gone`` or ``stale`` for each id of each item, if answers
         are wanted. Raises NotLeader, IncarnationFenced.
@@ -262,6 +271,12 @@ class _Registration(BaseModel):
     lock: _Lock = NO_LOCK
 
 
+class _Deregistration(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    incarnation: _Incarnation
+
+
 class _ReportItem(TypedDict):
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[misc]
 
@@ -381,6 +396,21 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
         told |= {"lease_ms": given.lease_ms, "left_ms": given.left_ms}
         told |= {"ticket_window": desk.ticket_window, "leader_url": desk.leader_url}
         return answer(told, 201 if given.created else 200)
+
+    @api.post("/consumers/deregister")
+    @tells(
+        "Report that an incarnation has left.",
+        {200: verbs.Deregistered},
+        body=_Deregistration,
+        role=Role.CONSUMER,
+        problems={404: "unknown_incarnation"},
+    )
+    def deregister() -> Response:
+        incarnation = read_json(_Deregistration, REGISTER_BODY).incarnation
+        must_be_for(name_of(incarnation))
+        if not desk.deregister(incarnation):
+            raise Problem(404, "unknown_incarnation")
+        return answer({"incarnation": incarnation})
 
     @api.post("/messages/acknowledge")
     @tells(

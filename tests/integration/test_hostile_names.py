@@ -61,6 +61,7 @@ _NAMES: dict[str, Callable[[str], tuple[str, dict[str, Any]]]] = {
     "uuid": lambda text: (_REGISTER, _registration(uuid=text)),
     "lock": lambda text: (_REGISTER, _registration(lock=text)),
     "health_url": lambda text: (_REGISTER, _registration(health_url=text)),
+    "incarnation that leaves": lambda text: ("/api/consumers/deregister", {"incarnation": f"{text}:1"}),
     "incarnation that reports": lambda text: ("/api/messages/acknowledge", _report() | {"incarnation": f"{text}:1"}),
     "message id": lambda text: ("/api/messages/acknowledge", _report(message_ids=[text])),
     "name of a field": lambda text: (_REGISTER, _registration(**{text: "x"})),

@@ -61,6 +61,10 @@ class Desk:
             raise RegistrationOver
         return RegistrationResult(asked.with_generation(7), asked.uuid != "again", 10_000, 9_000)
 
+    def deregister(self, incarnation: str) -> bool:
+        self._trouble(incarnation)
+        return incarnation != "unknown:1"
+
     def window(self, incarnation: str) -> int | None:
         return 80 if incarnation == "c1:7" else None
 
@@ -166,7 +170,7 @@ def report(incarnation: str = "c1:7", *message_ids: str) -> dict[str, Any]:
     }
 
 
-REGISTER, ACKNOWLEDGE = "/api/consumers/register", "/api/messages/acknowledge"
+REGISTER, DEREGISTER, ACKNOWLEDGE = "/api/consumers/register", "/api/consumers/deregister", "/api/messages/acknowledge"
 
 
 # -- what works
@@ -203,6 +207,12 @@ def test_what_is_in_a_registration_is_taken(master: Running) -> None:
 def test_a_start_that_is_over_is_410(master: Running) -> None:
     answered = ask(master, "POST", REGISTER, json=registration(name="over"))
     assert (answered.status_code, answered.json()["title"]) == (410, "registration_over")
+
+
+def test_deregister(master: Running) -> None:
+    assert ask(master, "POST", DEREGISTER, json={"incarnation": "c1:7"}).status_code == 200
+    answered = ask(master, "POST", DEREGISTER, json={"incarnation": "unknown:1"})
+    assert (answered.status_code, answered.json()["title"]) == (404, "unknown_incarnation")
 
 
 def test_a_report_gets_one_word_per_message(master: Running) -> None:
@@ -252,10 +262,11 @@ def test_a_report_of_500_tickets_with_the_longest_ids_is_taken(master: Running) 
 
 
 @pytest.mark.parametrize("name", ["redis-away", "redis-unsure"])
-@pytest.mark.parametrize("path", [REGISTER, ACKNOWLEDGE])
+@pytest.mark.parametrize("path", [REGISTER, DEREGISTER, ACKNOWLEDGE])
 def test_trouble_with_redis_is_503_and_never_500(master: Running, name: str, path: str) -> None:
     body = {
         REGISTER: registration(name=name),
+        DEREGISTER: {"incarnation": f"{name}:1"},
         ACKNOWLEDGE: report(f"{name}:1"),
     }[path]
     answered = ask(master, "POST", path, json=body)
@@ -341,7 +352,7 @@ def test_an_answer_that_the_client_cannot_take(master: Running, accept: str, sta
     assert ask(master, "GET", "/api/consumers", headers={"Accept": accept}).status_code == status
 
 
-@pytest.mark.parametrize("path", [REGISTER, ACKNOWLEDGE])
+@pytest.mark.parametrize("path", [REGISTER, DEREGISTER, ACKNOWLEDGE])
 @pytest.mark.parametrize(
     ("headers", "body", "status"),
     [

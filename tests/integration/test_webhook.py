@@ -3,6 +3,8 @@ is secret."""
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -36,6 +38,7 @@ class Server(ThreadingHTTPServer):
         self.got: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
         self.answer: Callable[[int], int] = lambda number: 204
         self.location = ""
         self.release = threading.Event()
@@ -53,6 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.paths.append(self.path)
         self.server.headers.append(dict(self.headers))
+        self.server.bodies.append(body)
         self.server.got.append(json.loads(body))
         if self.server.holds:
             self.server.release.wait(_WITHIN_S)
@@ -108,7 +112,7 @@ def test_a_reading_loop_rings_for_its_letters_and_is_in_the_metrics_of_its_progr
         return REGISTRY.get_sample_value(f"usher_loop_{name}_total", {"stream": "payments", "group": "billing"}) or 0
 
     done, letters = shown("done"), shown("dead_letters")
-    options = LoopOptions(threads=1, max_attempts=2, retry_s=0.01, webhook=server.url)
+    options = LoopOptions(threads=1, max_attempts=2, retry_s=0.01, webhook=server.url, webhook_secret="secret")
     link = Link(redis_url, "test")
     _, bad = link.all_of([("XADD", "payments", "*", "text", text) for text in ("good", "bad")])
     with MessageReadingLoop(redis_url, "payments", "billing", handle, options) as loop:
@@ -119,6 +123,7 @@ def test_a_reading_loop_rings_for_its_letters_and_is_in_the_metrics_of_its_progr
     assert (server.got[0]["stream"], server.got[0]["group"]) == ("payments", "billing")
     told = [letter[name] for name in ("message_id", "reason", "error_type", "attempts")]
     assert told == [bad.decode(), "attempts_exhausted", "ValueError", 2]
+    assert "webhook-signature" in server.headers[0]
     assert REGISTRY.get_sample_value("usher_dead_letters_total", {"reason": "attempts_exhausted"})
     link.close()
 
@@ -219,10 +224,18 @@ def test_a_receiver_with_a_certificate_of_our_own_ca_is_believed_with_that_ca_al
             assert (hook.sent, len(server.got)) == (got, got)
 
 
-def test_who_posts_is_told_by_what_stands_in_the_url(server: Server) -> None:
-    hook = Webhook(server.url.replace("//", "//usher:secret@"), {}, 0.0)
+def test_with_a_secret_each_try_of_a_post_is_signed_under_one_id(server: Server) -> None:
+    server.answer = lambda number: 500 if number == 1 else 204
+    hook = Webhook(server.url, {}, 0.0, secret="whsec_c2VjcmV0IG9mIG91cnM=")
     hook.add({"message_id": "1-1"})
-    hook.run_once()
-    hook.on_end()
-    assert server.headers[0]["Authorization"] == "Basic dXNoZXI6c2VjcmV0"
-    assert server.paths == ["/hook?key=secret"]
+    try:
+        while hook.sent == 0:
+            hook.run_once()
+    finally:
+        hook.on_end()
+    first, second = server.headers
+    assert first["webhook-id"] == second["webhook-id"]
+    for headers, body in zip(server.headers, server.bodies, strict=True):
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+        expected = base64.b64encode(hmac.digest(b"secret of ours", signed, "sha256")).decode()
+        assert headers["webhook-signature"] == f"v1,{expected}"

@@ -216,6 +216,12 @@ ROWS = [
         ),
     ),
     Row(
+        "deregister an unknown consumer",
+        _post({"incarnation": "a:1"}, "/api/consumers/deregister"),
+        404,
+        "unknown_incarnation",
+    ),
+    Row(
         "a report to a standby",
         _report("T", "done"),
         503,
@@ -503,6 +509,7 @@ def away(short_tmp: Path) -> Iterator[int]:
     ("sent", "titles"),
     [
         (_request("POST", _REGISTER, {"name": "a", "health_url": "http://127.0.0.1:1/"}), ("redis_unavailable",)),
+        (_request("POST", "/api/consumers/deregister", {"incarnation": "a:1"}), ("redis_unavailable", "not_leader")),
         (
             _request(
                 "POST",

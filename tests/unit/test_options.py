@@ -63,15 +63,16 @@ def load_handler_of(function: Callable[..., Any]) -> None:
         del sys.modules["paced"]
 
 
-def test_parentheses_of_a_batch_may_be_left_out() -> None:
+def test_parentheses_may_be_left_out() -> None:
+    @handler
     @batch
     def handle(messages: list[Message]) -> int:
         return len(messages)
 
     assert (handle([]), options_of(handle), batch_of(handle)) == (0, HandlerOptions(), BatchOptions(100, 0.01, 1))
     assert options_of(handler()(handle)) == HandlerOptions()
-    with pytest.raises(TypeError, match="positional"):
-        handler(3)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="by name"):
+        handler(3)  # type: ignore[call-overload]
 
 
 def test_what_a_handler_asks_for_stands_above_the_settings() -> None:

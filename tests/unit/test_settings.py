@@ -62,11 +62,9 @@ def test_an_empty_variable_is_as_one_that_is_not_set_and_an_empty_flag_says_that
 
 def test_secrets_are_read_from_files_too_and_a_variable_wins(tmp_path: Path) -> None:
     (tmp_path / "usher_api_token").write_text("of a file\n")
-    (tmp_path / "usher_redis_url").write_text("redis://of-a-file\n")
-    settings = load(
-        CommonSettings, {"CREDENTIALS_DIRECTORY": str(tmp_path), "USHER_REDIS_URL": "redis://of-a-variable"}
-    )
-    assert (settings.api_token, settings.redis_url) == ("of a file", "redis://of-a-variable")
+    (tmp_path / "usher_webhook_secret").write_text("of a file\n")
+    settings = load(CommonSettings, {"CREDENTIALS_DIRECTORY": str(tmp_path), "USHER_WEBHOOK_SECRET": "of a variable"})
+    assert (settings.api_token, settings.webhook_secret) == ("of a file", "of a variable")
 
 
 def test_the_example_of_an_environment_can_be_used_as_it_stands() -> None:
