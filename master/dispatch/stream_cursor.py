@@ -14,7 +14,7 @@ from usher.common.protocol.stream_id import ZERO, before, from_rank, rank
 from usher.common.redis.replies import TicketStream
 from usher.master.dispatch.stream_notifier import Notification, StreamNotifier
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
-from usher.master.leader.leader_scripts import LeaderScripts, PositionLook
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import Memory
 
@@ -193,9 +193,9 @@ class PositionSaver:
     def remember(self, new: NewEntries) -> None:
         self.memory = self.memory.read(new.found[0][0], new.found[-1][0])
 
-    def turn(self, board: Board, steps: LeaderScripts, last_read: bytes) -> PositionLook | None:
-        """Save the position, once a second while it moves. Return what Redis told with it; None when it was not
-        asked."""
+    def turn(self, board: Board, steps: LeaderScripts, last_read: bytes) -> dict[bytes, int] | None:
+        """Save the position, once a second while it moves. Return how many entries are pending for each name; None when
+        Redis was not asked."""
         now = now_s()
         is_open = bool(board.in_flight or board.parked)
         noted = self.memory.noted
@@ -203,11 +203,11 @@ class PositionSaver:
         self._next_s = self._saved_s + (_SAVE_POSITION_S if has_moved else self._look_s)
         if now < self._next_s:
             return None
-        look = steps.save_position(board.takeable(now))
-        self.memory = Memory(look.position)
+        position, pending = steps.save_position(board.takeable(now))
+        self.memory = Memory(position)
         self._was_open, self._saved_s = is_open, now
         self._next_s = now + (_SAVE_POSITION_S if is_open else self._look_s)
-        return look
+        return pending
 
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self._next_s - now_s)

@@ -179,15 +179,6 @@ class Page(NamedTuple):
     gone: list[bytes]
 
 
-class PositionLook(NamedTuple):
-    """The group's position as it was saved; how many entries were cut unread since the last look; and how many are
-    pending for each name of the group."""
-
-    position: GroupPosition
-    cut: int
-    pending: dict[bytes, int]
-
-
 class Swept(NamedTuple):
     """The result of one call of the idle sweep: strays with their former owners."""
 
@@ -576,17 +567,18 @@ class LeaderScripts:
         _, cursor, flat, gone = self._run("sweep", script_keys, args)
         return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
 
-    def save_position(self, takeable: int = 0) -> PositionLook:
-        """Save the group's position, and how many messages another consumer could take now, and look whether anything
-        is amiss. Raises GroupMissing."""
+    def save_position(self, takeable: int = 0) -> tuple[GroupPosition, dict[bytes, int]]:
+        """Save the group's position, and how many messages another consumer could take now, and tell of what was cut
+        unread since the last time. Return the position, and how many entries are pending for each name of the group.
+        Raises GroupMissing."""
         keys = self._keys
         _, delivered, oldest, cut, pending = self._run(
             "save_position",
             (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups, keys.counters, keys.taken),
             (takeable,),
         )
-        by_name = {name: int(count) for name, count in pending}
-        return PositionLook(GroupPosition(delivered, oldest or None), cut, by_name)
+        self.losses.cut(cut, delivered)
+        return GroupPosition(delivered, oldest or None), {name: int(count) for name, count in pending}
 
     def note_chart(self, place: str, point: bytes) -> None:
         """Write a point of the charts. One that comes late, when we lead no more, does no harm: all that it goes by is
