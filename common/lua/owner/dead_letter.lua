@@ -14,9 +14,8 @@
 -- Memory: works when full
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
 local stream, group, me, ticket, id, policy = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[13]
-local record = redis.call('HGET', KEYS[3], ticket)
+local record, owner, fence, ids = record_of(KEYS[3], ticket)
 if not record then return 'GONE' end
-local owner, fence, ids = read_record(record)
 if policy ~= 'skip' and owner == 'halted' and fence == ARGV[10] and string.match(ids, '^%S+') == id then
   return 'HALTED' -- the call is repeated
 end
