@@ -1,5 +1,4 @@
-"""Tickets and consumers in memory; the tickets whose turn comes next, that wait for a time, or are to be read from
-Redis again. Pure.
+"""Tickets and consumers in memory; the tickets whose turn comes next, or that wait for a time. Pure.
 
 A ticket is in memory only while something of it is in processing or parked:
 
@@ -23,7 +22,7 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -317,65 +316,3 @@ class Waits:
 
     def next_due_s(self) -> float | None:
         return (self._timers[0][0] - self._behind_ms) / 1000 if self._timers else None
-
-
-class Rereading:
-    """The tickets that may move and of which Redis knows more than memory, and how far they have been read again.
-
-    One reading of the entries under ``master`` serves all of them that are worth it at its start, however many they
-    are.
-    """
-
-    def __init__(self) -> None:
-        self._hidden: dict[bytes, BoardTicket] = {}
-        self._paused: dict[bytes, BoardTicket] = {}
-        self._being_read: dict[bytes, BoardTicket] = {}  # those that the reading is for, the lowest first
-        self._scanned = ZERO  # how far the reading is: memory knows what these have up to here
-
-    def has(self, name: bytes) -> bool:
-        return name in self._being_read
-
-    def add(self, ticket: BoardTicket) -> None:
-        """Have a ticket read, from ``above`` on, by this reading or a later one."""
-        self._hidden[ticket.name] = ticket
-
-    def end(self, ticket: BoardTicket) -> None:
-        self._hidden.pop(ticket.name, None)
-        self._paused.pop(ticket.name, None)
-
-    def wake(self) -> None:
-        """Look again at those of which nothing was worth having: the rules have changed."""
-        self._hidden |= self._paused
-        self._paused.clear()
-
-    def leave(self, ticket: BoardTicket) -> None:
-        """Let the reading go on without the ticket, which keeps what was read of it."""
-        if ticket.name in self._being_read:
-            del self._being_read[ticket.name]
-            ticket.above = max(ticket.above or ZERO, self._scanned, key=rank)
-
-    def start(self, keeps_of: Callable[[BoardTicket], int]) -> bytes | None:
-        """Return the id above which to read on; begin a reading, of those of which little is left in memory, if there
-        is none. None: no ticket wants more. ``keeps_of``: how many messages of a ticket are worth having; 0: none,
-        until rules change."""
-        if not self._being_read:
-            open_ones = [(one, keeps_of(one)) for one in self._hidden.values() if one.standing is OPEN]
-            for ticket in [one for one, keeps in open_ones if not keeps]:
-                self._paused[ticket.name] = self._hidden.pop(ticket.name)
-            wanting = [one for one, keeps in open_ones if 0 < keeps >= 2 * len(one.parked)]
-            if not wanting:
-                return None
-            wanting.sort(key=lambda one: rank(one.above or ZERO))
-            self._being_read, self._scanned = {one.name: one for one in wanting}, ZERO
-        # The first ticket began lowest: entries below it belong to none of those that are left.
-        first = next(iter(self._being_read.values()))
-        self._scanned = max(self._scanned, first.above or ZERO, key=rank)
-        return self._scanned
-
-    def go_on(self, last: bytes) -> None:
-        self._scanned = last
-
-    def finish(self) -> list[BoardTicket]:
-        """End the reading, because there is nothing more. Return the tickets that it was for to its end."""
-        tickets, self._being_read = list(self._being_read.values()), {}
-        return tickets
