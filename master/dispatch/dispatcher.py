@@ -39,7 +39,7 @@ from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, Parked
 from usher.master.policy.rules import Target
-from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, Takeover, read_again, unreadable
+from usher.master.recovery.repairs import PAGE, IdleSweep, Recoverer, Takeover, read_again, unreadable
 
 #: Most plans per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
@@ -47,6 +47,8 @@ _PLANS_PER_TURN = 4
 _PAUSE_PER_LOOK = 9.0
 #: Records that are not up to date wait so long for a turn that hands something over.
 _RECORDS_S = 0.25
+#: Seconds between two pages of quiet tickets, in which others have their turn.
+_PAUSE_S = 0.02
 
 
 class Dispatcher(Service):
@@ -200,7 +202,8 @@ class Dispatcher(Service):
         self._rejected.clear()
         limits, self._recoverer = self._limits, Recoverer(self.counts)
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
-        self._reconciler = Reconciler(limits.reconcile_s)
+        self._quiet = deque[tuple[str, list[bytes]]]()  # pages of tickets that are yet to be compared with Redis
+        self._compare_s = 0.0  # when the next of them is due
         if self.board.tickets or self.board.consumers:
             self.board = self._new_board()
 
@@ -283,9 +286,9 @@ class Dispatcher(Service):
     def _idle_s(self) -> float:
         now, due_s = now_s(), self.board.next_due_s()
         slowed_s = IDLE_READ_S if due_s is None else max(0.0, due_s - now)
-        waits_s = (one.wait_s(now) for one in (self._reconciler, self._idle_sweep, self._position_saver))
-        records_s = max(0.0, self.board.due_records_s() + _RECORDS_S - now)
-        return min(IDLE_READ_S / 2, slowed_s, records_s, *waits_s)
+        waits_s = (one.wait_s(now) for one in (self._idle_sweep, self._position_saver))
+        next_s = min(self._compare_s, self.board.due_records_s() + _RECORDS_S)
+        return min(IDLE_READ_S / 2, slowed_s, max(0.0, next_s - now), *waits_s)
 
     # ---- 1: events ---------------------------------------------------------------------------------------------------
 
@@ -372,21 +375,11 @@ class Dispatcher(Service):
     # ---- 4: records --------------------------------------------------------------------------------------------------
 
     def _read_records(self) -> None:
-        """Read again the records of unsure tickets. When there are none, look from time to time at those that nobody
-        reported on, and then also at what others have changed."""
-        now = now_s()
-        names = list(self.board.unsure)[:PAGE]
-        if not names:
-            owner, names, was_all = self._reconciler.page(self.board, now)
-            notes = read_command(self._keys.changed, self._led.noted, None, 1)
-            if was_all and self._link.call(*notes):  # who wakes us when others change something has not done so
-                self._led.look()
-                self._follow_changes()
-            if owner:
-                self._settle(owner, names)
-                return
+        """Read again the records of unsure tickets; when there are none, of those that nobody has reported on."""
+        names = list(self.board.unsure)[:PAGE] or self._compare_quiet()
         if not names:
             return
+        now = now_s()
         values, (seconds, micros) = self._link.all_of([("HMGET", self._keys.tickets, *names), ("TIME",)])
         self.board.waits.learn_time(1000 * int(seconds) + int(micros) // 1000, now_s())
         for name, value in zip(names, values, strict=True):
@@ -402,6 +395,28 @@ class Dispatcher(Service):
         if back := self.board.asked_back.take_came_back():
             self.counts.came_back += back
             event("tickets_recalled", count=back)
+
+    def _compare_quiet(self) -> list[bytes]:
+        """Ask Redis about the quiet tickets, on which nobody has reported for a while: reports and notes may have been
+        lost; about all of them every few seconds, those of one consumer at a time. Return a page of those that nobody
+        has, whose records are to be read. They are found at once: there may be a hundred thousand, and one that has
+        moved on before its page comes is compared all the same."""
+        now, every_s = now_s(), self._limits.reconcile_s
+        if now < self._compare_s:
+            return []
+        if not self._quiet:
+            for owner, names in self.board.quiet_since(now - every_s).items():
+                size = len(names) if owner else PAGE
+                self._quiet += [(owner, names[at : at + size]) for at in range(0, len(names), size)]
+        owner, names = self._quiet.popleft() if self._quiet else ("", [])
+        self._compare_s = now + (_PAUSE_S if self._quiet else every_s)
+        notes = read_command(self._keys.changed, self._led.noted, None, 1)
+        if not self._quiet and self._link.call(*notes):  # who wakes us when others change something has not done so
+            self._led.look()
+            self._follow_changes()
+        if owner:
+            self._settle(owner, names)
+        return [] if owner else names
 
     def _settle(self, owner: str, names: Sequence[bytes]) -> None:
         """Free what is over of these quiet tickets of a consumer, although nobody has reported it: what is pending for
