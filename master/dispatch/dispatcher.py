@@ -75,7 +75,7 @@ class Dispatcher(Service):
         self.board = self._new_board()
         self.counts = LeaderCounters()
         self._cursor = StreamCursor(limits.batch, limits.read_ahead, notifier)
-        self._marks = MarkReader(limits.marks)
+        self.marks = MarkReader(limits.marks)
         self._rejected: list[Rejected] = []  # dead letters to be written
         self._position_saver = PositionSaver(self._stream, limits.reconcile_s)
         self._unload_s = 0.0  # when to look again for what need not be in memory
@@ -121,11 +121,6 @@ class Dispatcher(Service):
     def is_full(self) -> bool:
         """Return whether so many entries wait that this master, which leads, reads no more."""
         return self.leads and self._cursor.is_full
-
-    @property
-    def priorities_unreadable(self) -> int:
-        """Number of priorities that could not be read, since the start of the process."""
-        return self._marks.unreadable
 
     def parked_of(self, ticket: bytes) -> Parked | None:
         """Return how much of the ticket memory has parked, while this master leads; None when nothing is known. It may
@@ -215,7 +210,7 @@ class Dispatcher(Service):
         self._drop_memory()
         limits, started = self._limits, now_s()
         field, longest = limits.ticket_field, limits.longest_message
-        steps = LeaderScripts(self._link, self._keys, epoch, field, longest, self.counts, self._marks)
+        steps = LeaderScripts(self._link, self._keys, epoch, field, longest, self.counts, self.marks)
         steps.check()
         self._connection = self._link.connections
         found = Takeover(self._link, self._keys, self._stream, steps, self._new_board(), self.made_progress)
@@ -224,7 +219,7 @@ class Dispatcher(Service):
         begins = found.last_delivered, found.highest_pending
         self._cursor = StreamCursor(limits.batch, limits.read_ahead, self._notifier, *begins)
         steps.highest = max(steps.highest, rank(found.highest_pending))
-        self._position_saver.begin(found.last_delivered)
+        self._position_saver.memory = self._position_saver.memory.found(found.last_delivered)
         self._follow_rules()
         self._steps = steps  # from now on a turn may fail without another takeover
         self.counts.adoptions += 1
@@ -495,16 +490,14 @@ class Dispatcher(Service):
             self._forget(unseen, str(refused))
             raise
         except GroupMissing:  # all else has happened, so these may come again
-            if new.found:
-                self._position_saver.remember(new)
+            self._position_saver.remember(new)
             raise
         if read is None:
             self._forget(unseen, "others have changed something")
             self._follow_changes()
             return True
         self._cursor.advance(new, read, count)
-        if new.found:
-            self._position_saver.remember(new)
+        self._position_saver.remember(new)
         self._rejected += rejected
         self.board.take_in(late)
         self._follow_changes()
@@ -524,14 +517,14 @@ class Dispatcher(Service):
             unseen, over = self._within_limits(unseen, new)
             rejected += over
         kept, late = self._who_has([*redelivered, *self.board.arrive(unseen)])
-        self.board.learn(self._marks.read(new.found))
+        self.board.learn(self.marks.read(new.found))
         return unseen, kept, late, rejected
 
     def _within_limits(
         self, unseen: Sequence[TicketEntry], new: NewEntries
     ) -> tuple[list[TicketEntry], list[Rejected]]:
         """Part new entries at the limits of their tickets: what came first stays. Memory counts what is unfinished."""
-        tenants = {mark.ticket: mark.tenant for mark in self._marks.read(new.found)}
+        tenants = {mark.ticket: mark.tenant for mark in self.marks.read(new.found)}
         room, kept, over = dict[bytes, float](), list[TicketEntry](), list[Rejected]()
         for entry_id, name in unseen:
             if name not in room:
