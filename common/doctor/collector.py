@@ -31,7 +31,6 @@ from usher.common.doctor.judgements import (
     describe,
     examine_server,
     few,
-    growth,
     info_of,
     memory_of,
 )
@@ -186,6 +185,8 @@ _AHEAD_MS, _POISONED_MS = 1000, 3_600_000
 #: Factor from milliseconds to epochs, fences and generations.
 _NUMBERS_PER_MS = 1024
 _LAST_RANK = (1 << 128) - 1
+#: Shortest time over which a rate says anything, in ms.
+_LEAST_MS = 60_000
 #: Days of growth that Redis has room for, below which somebody must act if nothing is trimmed.
 _SOON_DAYS = 7
 #: So many times longer than the time between two runs the run log should hold.
@@ -522,10 +523,15 @@ def look_at_memory(link: Link) -> tuple[int, MemoryUse | None]:
 def read_growth(
     link: Link, stream: str, entries: int, span: Span | None, now_ms: int, memory: MemoryUse | None
 ) -> Growth | None:
-    if span is None or span.first is None:
+    """Return how fast a stream of so many ``entries`` grows; None when its first one is too young to tell."""
+    age_ms = now_ms - milliseconds(span.first) if span is not None and span.first is not None else 0
+    if age_ms < _LEAST_MS or not entries:
         return None
     [size] = link.pipeline([("MEMORY", "USAGE", stream)])
-    return growth(entries, milliseconds(span.first), now_ms, size if isinstance(size, int) else None, memory)
+    told = Growth(1000 * entries / age_ms, size / entries if isinstance(size, int) else None, None)
+    if memory is None or not told.bytes_per_day:
+        return told
+    return told._replace(days_left=max(0, memory.limit - memory.used) / told.bytes_per_day)
 
 
 def _wrong_type(link: Link, stream: str) -> str:
