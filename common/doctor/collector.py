@@ -209,8 +209,9 @@ _OTHER_WORDS = 4
 
 def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | None = None) -> DoctorFacts:
     refused: dict[str, str] = {}
-    facts = dataclasses.replace(_server(link, keys, refused), lease_ms=lease_ms, clock=_clock(link, refused))
-    facts = dataclasses.replace(facts, **_rights(link, keys, sources, refused))
+    rights = _allowed("ACL DRYRUN", refused, lambda: _rights(link, keys, sources)) or {}
+    clock = _allowed("TIME", refused, lambda: _clock(link))
+    facts = dataclasses.replace(_server(link, keys, refused), lease_ms=lease_ms, clock=clock, **rights)
     stream = _allowed(STREAM, refused, lambda: tuple(_Stream(link, keys, facts).findings()))
     if sources is None:
         return dataclasses.replace(facts, stream=stream)
@@ -233,21 +234,17 @@ def startup_findings(link: Link, keys: Keys) -> list[DoctorFinding]:
 
 
 def _server(link: Link, keys: Keys, refused: dict[str, str]) -> DoctorFacts:
-    asked = ("INFO",), ("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL), ("CONFIG", "GET", "*")
-    info, sentinels, settings = link.pipeline(asked)
-    config: dict[str, str] = {}
-    if _is_told(settings, "CONFIG GET", refused):
-        config = {name.decode(): value.decode(errors="replace") for name, value in pairs(settings).items()}
-    told = info_lines(info) if _is_told(info, "INFO", refused) else {}
-    cluster = None
-    if told.get("cluster_enabled") == "1":
-        [reply] = link.pipeline([("CLUSTER", "INFO")])
-        cluster = info_lines(reply) if _is_told(reply, "CLUSTER INFO", refused) else None
+    info = _allowed("INFO", refused, lambda: link.call("INFO"))
+    config = pairs(_allowed("CONFIG GET", refused, lambda: link.call("CONFIG", "GET", "*")) or [])
+    told = {name.decode(): value.decode(errors="replace") for name, value in config.items()} | info_lines(info or b"")
+    is_node = told.get("cluster_enabled") == "1"
+    cluster = _allowed("CLUSTER INFO", refused, lambda: link.call("CLUSTER", "INFO")) if is_node else None
+    [sentinels] = link.pipeline([("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL)])
     return DoctorFacts(
         mode={SENTINEL: "sentinel", CLUSTER: "cluster"}.get(mode(link.url), "fixed"),
-        told=config | told,
+        told=told,
         sentinels=int(sentinels[1]) if isinstance(sentinels, list) else None,
-        cluster=cluster,
+        cluster=None if cluster is None else info_lines(cluster),
         unguarded=_unguarded(link, keys),
         refused=refused,
     )
@@ -271,22 +268,10 @@ def _unguarded(link: Link, keys: Keys) -> str | None:
     return "" if done is None else "another connection changed a watched key, and EXEC ran"
 
 
-def _is_told(reply: Any, question: str, refused: dict[str, str]) -> bool:
-    if isinstance(reply, NotNow):
-        raise reply
-    if isinstance(reply, Exception):
-        refused[question] = str(reply).removeprefix("Redis: ")
-        return False
-    return True
-
-
-def _clock(link: Link, refused: dict[str, str]) -> Clock | None:
+def _clock(link: Link) -> Clock:
     before_s, before_ms = time.monotonic(), wall_ms()
-    [reply] = link.pipeline([("TIME",)])
+    now_ms = redis_ms(link)
     trip_ms = (time.monotonic() - before_s) * 1000
-    if not _is_told(reply, "TIME", refused):
-        return None
-    now_ms = int(reply[0]) * 1000 + int(reply[1]) // 1000
     return Clock(now_ms, now_ms - before_ms - int(trip_ms / 2), trip_ms)
 
 
@@ -303,12 +288,16 @@ class _Stream:
 
     def findings(self) -> Iterator[DoctorFinding]:
         link, keys = self._link, self._keys
-        if wrong := _wrong_type(link, keys.stream):
+        try:
+            self._entries = link.call("XLEN", keys.stream)
+        except CommandRefused as refused:
+            if "WRONGTYPE" not in str(refused):
+                raise
             do = "set another USHER_TICKET_STREAM, or move that key away"
-            yield BAD("stream", f"{keys.stream} is a {wrong}", "producers and master get WRONGTYPE: nothing works", do)
+            yield BAD("stream", f"{keys.stream} is no stream", "producers and master get WRONGTYPE: nothing works", do)
             return
-        self._of_stream, self._entries = facts_of(link, keys.stream), link.call("XLEN", keys.stream)
-        self._counters, self._states = pairs(link.call("HGETALL", keys.counters)), _states(link, keys)
+        self._of_stream, self._states = facts_of(link, keys.stream), _states(link, keys)
+        self._counters = pairs(link.call("HGETALL", keys.counters))
         self._leader = bytes(link.call("GET", keys.leader) or b"").decode().rpartition(" ")[2]
         with contextlib.suppress(GroupMissing):
             self._read_group()
@@ -514,10 +503,8 @@ def judge_proof(noted: Mapping[bytes, Any], log: Mapping[bytes, Any]) -> Iterato
 
 
 def look_at_memory(link: Link) -> tuple[int, MemoryUse | None]:
-    moment, told = link.pipeline([("TIME",), ("INFO", "memory")])
-    if isinstance(moment, Exception):
-        raise moment
-    return int(moment[0]) * 1000 + int(moment[1]) // 1000, memory_of(info_of(told))
+    [told] = link.pipeline([("INFO", "memory")])
+    return redis_ms(link), memory_of(info_of(told))
 
 
 def read_growth(
@@ -534,18 +521,6 @@ def read_growth(
     return told._replace(days_left=max(0, memory.limit - memory.used) / told.bytes_per_day)
 
 
-def _wrong_type(link: Link, stream: str) -> str:
-    """Return the type of the key if it is no stream. Users with few rights may not ask for its TYPE, and need not."""
-    try:
-        link.call("XLEN", stream)
-        return ""
-    except CommandRefused as refused:
-        if "WRONGTYPE" not in str(refused):
-            raise
-    [kind] = link.pipeline([("TYPE", stream)])
-    return kind.decode() if isinstance(kind, bytes) else "key of another type"
-
-
 def _states(link: Link, keys: Keys) -> dict[str, str]:
     incarnations = []
     for name, stored in pairs(link.call("HGETALL", keys.consumers)).items():
@@ -558,21 +533,15 @@ def _states(link: Link, keys: Keys) -> dict[str, str]:
     return {incarnation: state or "lost" for incarnation, state in zip(incarnations, parse_leases(found), strict=True)}
 
 
-def _rights(link: Link, keys: Keys, sources: SourceSelection | None, refused: dict[str, str]) -> dict[str, Any]:
+def _rights(link: Link, keys: Keys, sources: SourceSelection | None) -> dict[str, Any]:
     """Ask by ACL DRYRUN whether the user of this connection may run what the programs of common/redis/acl.py run.
     Nothing runs. Redis before 7.0 cannot be asked."""
-    [who] = link.pipeline([("ACL", "WHOAMI")])
-    if not _is_told(who, "ACL DRYRUN", refused):
-        return {}
-    user = who.decode(errors="replace")
+    user = link.call("ACL", "WHOAMI").decode(errors="replace")
+    link.call("ACL", "DRYRUN", user, "TIME")
     named = (*sources.names, *sources.patterns) if sources is not None else ()
     kinds = [program for program in programs(keys.stream, keys.group, named) if program.connects]
     calls = [(program.name, name, call) for program in kinds for name, call in _calls(program)]
-    told, *answers = link.pipeline(
-        [("ACL", "DRYRUN", user, *call) for call in (("TIME",), *(call[2] for call in calls))]
-    )
-    if not _is_told(told, "ACL DRYRUN", refused):
-        return {}
+    answers = link.pipeline([("ACL", "DRYRUN", user, *call) for _, _, call in calls])
     missing: dict[str, dict[str, None]] = {program.name: {} for program in kinds}
     for (program_name, command, _), answer in zip(calls, answers, strict=True):
         if isinstance(answer, bytes) and answer != b"OK":  # an error: the server does not know it
