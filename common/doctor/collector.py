@@ -197,14 +197,9 @@ _FASTER = (
     " is for more executions; if a run still takes longer than half of what the log holds, give it more cores, or Spark"
     " on a cluster (USHER_AUDIT_ENGINE=spark, USHER_AUDIT_SPARK_MASTER)"
 )
-#: Redis tries only a call of the right length: so many words follow the key. Of all other commands there may be more.
-_WORDS = {
-    **dict.fromkeys(("get", "pttl", "hgetall", "hlen", "zcard", "type", "xlen", "del", "exists", "mget", "watch"), 0),
-    **dict.fromkeys(("xinfo|stream", "xinfo|groups", "memory|usage", "unlink"), 0),
-    **dict.fromkeys(("hget", "hexists", "zscore", "xinfo|consumers"), 1),
-    **dict.fromkeys(("hsetnx", "xgroup|create", "xgroup|setid", "xgroup|delconsumer"), 2),
-}
-_OTHER_WORDS = 4
+#: Redis tries only a call of the right length: the first of these numbers of words behind it that it takes. They repeat
+#: the key, for some commands take a second one.
+_WORDS = (0, 1, 2, 4)
 
 
 def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | None = None) -> DoctorFacts:
@@ -541,10 +536,13 @@ def _rights(link: Link, keys: Keys, sources: SourceSelection | None) -> dict[str
     named = (*sources.names, *sources.patterns) if sources is not None else ()
     kinds = [program for program in programs(keys.stream, keys.group, named) if program.connects]
     calls = [(program.name, name, call) for program in kinds for name, call in _calls(program)]
-    answers = link.pipeline([("ACL", "DRYRUN", user, *call) for _, _, call in calls])
+    answers = link.pipeline(
+        [("ACL", "DRYRUN", user, *call, *call[-1:] * more) for _, _, call in calls for more in _WORDS]
+    )
     missing: dict[str, dict[str, None]] = {program.name: {} for program in kinds}
-    for (program_name, command, _), answer in zip(calls, answers, strict=True):
-        if isinstance(answer, bytes) and answer != b"OK":  # an error: the server does not know it
+    for at, (program_name, command, _) in enumerate(calls):
+        told = answers[at * len(_WORDS) : (at + 1) * len(_WORDS)]
+        if next((one for one in told if isinstance(one, bytes)), b"OK") != b"OK":  # errors: the server does not know it
             missing[program_name][command] = None
     return {"user": user, "missing": {name: tuple(sorted(commands)) for name, commands in missing.items()}}
 
@@ -565,4 +563,4 @@ def _call(name: str, key: str) -> tuple[Arg, ...]:
         return (*words, "0" * 40, 1, key)
     if name in ("xread", "xreadgroup"):
         return (*words, *(("GROUP", "g", "c") if name == "xreadgroup" else ()), "STREAMS", key, "0")
-    return (*words, key, *("0",) * _WORDS.get(name, _OTHER_WORDS))
+    return (*words, key)
