@@ -423,7 +423,7 @@ class Link:
                     # The links of a process must not lead to two servers. The error tells this link's owner that its
                     # knowledge is of the former one.
                     self.close()
-                    raise troubles.count(NotNow("CONNECT", f"Redis at {redacted(self.url)} is another server now"))
+                    raise NotNow("CONNECT", f"Redis at {redacted(self.url)} is another server now")
                 return self._connection
             # Drop the old connection: replies on it are not for us. A forked child would get its parent's replies, also
             # those to the parent's handshake.
@@ -431,40 +431,30 @@ class Link:
             if self._connection is None:
                 self._connection = self._server.connection(self._name, self._timeout_s)
             self._connection.connect()
-            self._check_server()
+            if self._same_server is not None:
+                with contextlib.suppress(redis.exceptions.NoPermissionError):  # `usher doctor` says so
+                    self._same_server.check(self._facts(self._connection), self._has_moved_from)
             self._open, self._process = True, os.getpid()
             self.connections += 1
             return self._connection
-        except redis.AuthenticationError as refused:
-            self._misled()  # the address of a replaced master may be that of another server by now
-            raise troubles.count(
-                NotNow(AUTH, f"Redis at {redacted(self.url)} refuses the password or user: {refused}")
-            ) from refused
-        except redis.ResponseError as refused:
-            self._misled()
-            self.close()
-            trouble = named(refused)
-            kind = "CONNECT" if _FULL in str(refused) else REFUSED
-            raise troubles.count(trouble if isinstance(trouble, NotNow) else NotNow(kind, str(trouble))) from refused
-        except (redis.RedisError, OSError) as failed:
-            self._misled()
-            self.close()
-            raise troubles.count(NotNow("CONNECT", describe_unreachable(self.url, failed))) from failed
-
-    def _check_server(self) -> None:
-        if self._same_server is None:
-            return
-        try:
-            self._same_server.check(self._facts(self._connection), self._has_moved_from)
-        except redis.exceptions.NoPermissionError:
-            return  # it cannot be checked; `usher doctor` says so
-        except NotNow as refused:
-            self._misled()
-            self.close()
-            raise troubles.count(refused) from None
         except ServerChanged:
-            self._connection.disconnect()
+            self.close()
             raise
+        except (redis.RedisError, OSError, NotNow) as failed:
+            self._misled()  # the address of a replaced master may be that of another server by now
+            self.close()
+            raise troubles.count(self._refusal(failed)) from (None if isinstance(failed, NotNow) else failed)
+
+    def _refusal(self, failed: Exception) -> NotNow:
+        """Return why there is no connection."""
+        if isinstance(failed, redis.AuthenticationError):
+            return NotNow(AUTH, f"Redis at {redacted(self.url)} refuses the password or user: {failed}")
+        trouble = named(failed) if isinstance(failed, redis.ResponseError) else failed
+        if isinstance(trouble, NotNow):
+            return trouble
+        if trouble is failed:
+            return NotNow("CONNECT", describe_unreachable(self.url, failed))
+        return NotNow("CONNECT" if _FULL in str(failed) else REFUSED, str(trouble))
 
     def _facts(self, connection: Any) -> ServerFacts:
         """Ask a server about itself. Raises NotNow for a replica: whose data it will have as a master is unknown."""
@@ -599,12 +589,10 @@ class ClientLink(Link):
 def check_reachable(url: str) -> None:
     """Raise StartRefused, naming the setting, unless Redis answers, accepts us, and is new enough."""
     try:
-        link = Link(url, "usher:check", timeout_s=3.0)
+        with Link(url, "usher:check", timeout_s=3.0) as link:
+            server = info_lines(link.call("INFO", "server"))
     except (ValueError, redis.RedisError) as wrong:
         raise SettingsError([f"USHER_REDIS_URL cannot be read: {wrong}"]) from None
-    try:
-        with link:
-            server = info_lines(link.call("INFO", "server"))
     except NotNow as trouble:
         if trouble.kind == "LOADING":
             return  # the server is there and will answer; the loops wait for it
