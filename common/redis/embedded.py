@@ -46,7 +46,7 @@ _LONGEST_SOCKET_PATH = 107
 #: Linux' own default (net.ipv4.ip_local_port_range).
 _EPHEMERAL_FROM = 32_768
 _PORTS_TRIED = 200
-_PROBE_EVERY_S = 0.02
+_PROBE_EVERY_S = 0.005
 #: The setting ``redis_server``, read here too for an embedded server that is started without settings.
 SERVER_VARIABLE = "USHER_REDIS_SERVER"
 #: The wheel that brings a server.
