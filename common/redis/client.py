@@ -209,8 +209,8 @@ def _reads_no_flags(refused: object) -> bool:
     return isinstance(refused, CommandRefused) and "compiling script" in str(refused)
 
 
-def _checked(replies: list[Any]) -> list[Any]:
-    """Return the replies. Raises the first error among them."""
+def checked(replies: list[Any]) -> list[Any]:
+    """Return the replies of a pipeline. Raises the first error among them."""
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
@@ -292,14 +292,14 @@ class Link:
             raise troubles.count(ReplyUnknown("the connection to Redis is not the one that watches"))
         replies = self.pipeline([("MULTI",), *commands, ("EXEC",), *after])
         *queued, done = replies[: len(commands) + 2]
-        _checked([*queued, done])
+        checked([*queued, done])
         if done is not None:
             done = [troubles.count(named(one)) if isinstance(one, redis.RedisError) else one for one in done]
         return done, replies[len(commands) + 2 :]
 
     def all_of(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
         """Send several commands at once; raise the first error among the replies."""
-        return _checked(self.pipeline(commands))
+        return checked(self.pipeline(commands))
 
     def run(self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg]) -> Any:
         """Run step ``name`` once. Raises the errors of ``call``.
@@ -313,7 +313,7 @@ class Link:
             return self._run_text(name, arguments, missing)
 
     def run_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
-        return _checked(self.try_each(name, [(keys, args) for args in each]))
+        return checked(self.try_each(name, [(keys, args) for args in each]))
 
     def try_each(self, name: str, each: Sequence[tuple[Sequence[str | bytes], Sequence[Arg]]]) -> list[Any]:
         """Run step ``name`` with each of these keys and arguments, in two round trips. The answer of a run that did not
