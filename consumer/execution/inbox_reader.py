@@ -311,10 +311,7 @@ class InboxReader(Service):
             self._page_size = next_page(self._page_size, most, None)
             raise
         self._page_size = next_page(self._page_size, most, self._link.lasted_s)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+        return checked(replies)
 
     def _attempts(self, wanted: list[bytes]) -> dict[bytes, Attempts]:
         charged = self._link.call("HMGET", self._keys.attempts, *wanted)
