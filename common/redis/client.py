@@ -228,6 +228,9 @@ class Link:
     last one.
     """
 
+    #: Its connection is not one of the URL, and never made anew.
+    _is_given = False
+
     def __init__(self, url: str, name: str, timeout_s: float = 5.0, same_server: SameServer | None = None) -> None:
         self.url = url
         self._name = name
@@ -255,7 +258,7 @@ class Link:
 
         Raises NotNow (did not happen), ReplyUnknown (may have happened), GroupMissing, CommandRefused.
         """
-        connection = self._connected()
+        connection = self.connected()
         self._send(connection, [hiredis.pack_command(command)])
         return self._receive(block_s)
 
@@ -264,7 +267,7 @@ class Link:
         long one of them may block."""
         if not commands:
             return []
-        connection = self._connected()
+        connection = self.connected()
         packed = [hiredis.pack_command(tuple(command)) for command in commands]  # redis-py would look at each argument
         self._send(connection, [b"".join(packed)], len(commands))
         replies: list[Any] = []
@@ -287,7 +290,7 @@ class Link:
         for each error answer; None for the former: a watched key had changed, and nothing happened. A WATCH is the
         connection's: ``connection`` is the number (``connections``) of the one that it was sent over. Raises the errors
         of ``call``, and ReplyUnknown if that one is gone; if Redis refused a command, none of them happened."""
-        self._connected()
+        self.connected()
         if self.connections != connection:
             raise troubles.count(ReplyUnknown("the connection to Redis is not the one that watches"))
         replies = self.pipeline([("MULTI",), *commands, ("EXEC",), *after])
@@ -377,7 +380,7 @@ class Link:
     def ask(self, *command: Arg) -> None:
         """Send one command; ``answer`` fetches its reply, and nothing else may be sent before that. Raises NotNow,
         ReplyUnknown."""
-        connection = self._connected()
+        connection = self.connected()
         self._send(connection, [hiredis.pack_command(command)])
 
     def answer(self) -> Any:
@@ -394,7 +397,7 @@ class Link:
     def server_run(self) -> str:
         """The run id of the server, asked once for each connection; empty where Redis does not tell. Raises the errors
         of ``call``."""
-        self._connected()
+        self.connected()
         if self._run[0] != self.connections:
             [told] = self.pipeline([("INFO", "server")])
             run_id = "" if isinstance(told, Exception) else info_lines(told).get("run_id", "")
@@ -416,15 +419,17 @@ class Link:
             except OSError:
                 pass  # it was closed meanwhile, which is the aim
 
-    def _connected(self) -> Any:
+    def connected(self, goes_along: bool = False) -> Any:
+        """Return the connection, made anew where need be. The links of a process must not lead to two servers: where
+        another one is the right one now, an error tells this link's owner that its knowledge is of the former one, but
+        for an owner that ``goes_along``. Raises NotNow."""
         try:
             if self._open and not self._elsewhere and not self._owed and self._process == os.getpid():
-                if self._server.has_moved(self._connection):
-                    # The links of a process must not lead to two servers. The error tells this link's owner that its
-                    # knowledge is of the former one.
+                if not self._server.has_moved(self._connection):
+                    return self._connection
+                if not goes_along:
                     self.close()
                     raise NotNow("CONNECT", f"Redis at {redacted(self.url)} is another server now")
-                return self._connection
             # Drop the old connection: replies on it are not for us. A forked child would get its parent's replies, also
             # those to the parent's handshake.
             self.close()
@@ -503,7 +508,7 @@ class Link:
         self._owed = 0
         if self._connection is not None:
             self._connection.disconnect()
-            if not self._server.is_fixed:
+            if not self._is_given:
                 self._connection = None
 
     def _send(self, connection: Any, packed: Any, replies: int = 1) -> None:
@@ -581,9 +586,11 @@ class SharedLink(Link):
 class ClientLink(Link):
     """A link of its own to where a redis-py client of the application leads."""
 
+    _is_given = True
+
     def __init__(self, client: Any, name: str, timeout_s: float = 5.0) -> None:
         super().__init__("redis://", name, timeout_s)
-        self.url, self._connection = connection_beside(client, name, timeout_s)  # which is never made anew
+        self.url, self._connection = connection_beside(client, name, timeout_s)
 
 
 def check_reachable(url: str) -> None:
