@@ -562,7 +562,7 @@ class SharedLink(Link):
 
     def __init__(self, url: str, name: str, timeout_s: float = 5.0) -> None:
         super().__init__(url, name, timeout_s)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def call(self, *command: Arg, block_s: float = 0.0) -> Any:
         with self._turn():
@@ -571,6 +571,10 @@ class SharedLink(Link):
     def pipeline(self, commands: Sequence[Sequence[Arg]], block_s: float = 0.0) -> list[Any]:
         with self._turn():
             return super().pipeline(commands, block_s)
+
+    def close(self) -> None:
+        with self._lock:
+            super().close()
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ from usher.common.base.log import ERROR, WARNING, event
 from usher.common.observability.metrics import Reader
 from usher.common.protocol.message import EntryView, key_bytes
 from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
-from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.client import Arg, CommandRefused, Link, SharedLink
 from usher.common.redis.endpoints import in_reach
 from usher.common.redis.replies import pairs
 from usher.common.redis.tracking import ChangeEar
@@ -580,7 +580,7 @@ class StreamRouter(Reader):
             StreamReader(one, Link(url, f"{name}:{one}"), self._desk, self._options, self._watch.unsaid)
             for one in (f"router-{number}" for number in range(1, self._options.worker_count + 1))
         ]
-        self._ask, self._asking = Link(url, f"{name}:router-ask"), threading.Lock()
+        self._ask = SharedLink(url, f"{name}:router-ask")
         self._desk.in_turn = mode is Mode.PORTABLE
         self._desk.on_work = self._ring
         self.labels = {"router": name}
@@ -598,8 +598,7 @@ class StreamRouter(Reader):
             service.stop()
         for service in (self._watch, *self._readers):
             service.join(timeout_s)
-        with self._asking:
-            self._ask.close()
+        self._ask.close()
         self._desk.close_all(End.ROUTER_STOPPED)
 
     def subscribe(
@@ -654,8 +653,7 @@ class StreamRouter(Reader):
         until_s = now_s() + timeout_s
         while True:
             try:
-                with self._asking:
-                    replies = self._ask.pipeline([("XINFO", "STREAM", name) for name in names])
+                replies = self._ask.pipeline([("XINFO", "STREAM", name) for name in names])
                 # What cannot be read is refused when it is read.
                 return [ZERO if isinstance(one, CommandRefused) else last_id_of(one) or ZERO for one in replies]
             except RedisTrouble as trouble:
