@@ -98,9 +98,9 @@ NOT_YET = object()
 class Troubles(Counter[str]):
     """Errors of Redis by their first word, of all threads."""
 
-    def count(self, trouble: Exception) -> Any:
+    def count(self, trouble: Any) -> Any:
         with _COUNTING:
-            self[_word_of(trouble)] += 1
+            self[trouble.kind.lower()] += 1
         return trouble
 
 
@@ -114,6 +114,8 @@ class ScriptMissing(NotNow):
 
 class CommandRefused(Exception):
     """Redis answered with an error that a retry will not mend. The command did not happen."""
+
+    kind = "refused"
 
 
 def named(error: redis.RedisError) -> Exception:
@@ -151,14 +153,6 @@ def describe_unreachable(url: str, failed: object) -> str:
     elif scheme != "unix" and ("connection reset" in words or "connection closed" in words):
         hint = " (a server that speaks TLS is reached with rediss instead of redis)"
     return f"Redis at {redacted(url)} cannot be reached: {failed}{hint}"
-
-
-def _word_of(trouble: Exception) -> str:
-    if isinstance(trouble, NotNow):
-        return trouble.kind.lower()
-    if isinstance(trouble, ReplyUnknown):
-        return "reply_unknown"
-    return "nogroup" if isinstance(trouble, GroupMissing) else "refused"
 
 
 class ServerFacts(NamedTuple):
@@ -412,12 +406,9 @@ class Link:
     def interrupt(self) -> None:
         """End a blocked call from another thread; the call raises ReplyUnknown."""
         connection = self._connection
-        sock = None if connection is None else socket_of(connection)
-        if sock is not None:
-            try:
+        if connection is not None and (sock := socket_of(connection)) is not None:
+            with contextlib.suppress(OSError):  # it was closed meanwhile, which is the aim
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # it was closed meanwhile, which is the aim
 
     def connected(self, goes_along: bool = False) -> Any:
         """Return the connection, made anew where need be. The links of a process must not lead to two servers: where
