@@ -183,13 +183,14 @@ def redis_ms(link: Link) -> int:
 
 
 def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
-    """Return what XINFO STREAM says, {} where there is no such key."""
-    try:
-        return pairs(link.call("XINFO", "STREAM", stream))
-    except CommandRefused as refused:
-        if "no such key" in str(refused):
-            return {}
-        raise
+    return stream_facts(link.pipeline([("XINFO", "STREAM", stream)])[0])
+
+
+def stream_facts(reply: Any) -> dict[bytes, Any]:
+    """Return what a reply to XINFO STREAM says, {} where there is no such key. Raises other errors."""
+    if isinstance(reply, CommandRefused) and "no such key" in str(reply):
+        return {}
+    return pairs(*checked([reply]))
 
 
 def span_of(link: Link, stream: str) -> Span | None:

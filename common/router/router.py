@@ -36,7 +36,7 @@ from usher.common.protocol.message import EntryView, key_bytes
 from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
 from usher.common.redis.client import Arg, CommandRefused, Link, SharedLink
 from usher.common.redis.endpoints import in_reach
-from usher.common.redis.replies import pairs
+from usher.common.redis.replies import stream_facts
 from usher.common.redis.tracking import ChangeEar
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.service import Service
@@ -387,7 +387,7 @@ class RouterDesk:
         begins anew: no entry of the present stream may be missed."""
         for (one, last), reply in zip(checks, replies, strict=True):
             try:
-                last_generated = last_id_of(reply)
+                last_generated = stream_facts(reply).get(_LAST)
             except RedisTrouble:
                 with self.lock:
                     self._want(one, _CHECK)
@@ -432,15 +432,7 @@ def _shown(one: Subscription) -> str:
     return one.key.decode(errors="replace")
 
 
-def last_id_of(reply: object) -> bytes | None:
-    if isinstance(reply, CommandRefused) and "no such key" in str(reply):
-        return None
-    if isinstance(reply, Exception):
-        raise reply
-    return bytes(pairs(reply)[b"last-generated-id"])  # type: ignore[arg-type]
-
-
-_AT_ONCE, _PAUSE_S = 1000, 0.1
+_AT_ONCE, _PAUSE_S, _LAST = 1000, 0.1, b"last-generated-id"
 #: Seconds until a reader that has nothing to read looks again; where Redis announces changes, it is woken.
 _IDLE_S, _LONGEST_IDLE_S = 0.2, 1.0
 
@@ -655,7 +647,9 @@ class StreamRouter(Reader):
             try:
                 replies = self._ask.pipeline([("XINFO", "STREAM", name) for name in names])
                 # What cannot be read is refused when it is read.
-                return [ZERO if isinstance(one, CommandRefused) else last_id_of(one) or ZERO for one in replies]
+                return [
+                    ZERO if isinstance(one, CommandRefused) else stream_facts(one).get(_LAST, ZERO) for one in replies
+                ]
             except RedisTrouble as trouble:
                 if now_s() + _PAUSE_S > until_s:
                     raise RedisTrouble(f"Redis did not say where these streams end: {trouble}") from trouble
