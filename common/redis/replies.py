@@ -12,7 +12,7 @@ import hiredis
 from usher.common.base.errors import GroupMissing
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import GroupPosition, Span, rank
-from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.client import CommandRefused, Link, checked
 
 #: Stricter than lua/includes/records.lua: records that this accepts are accepted there too.
 _RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+")
@@ -183,13 +183,14 @@ def redis_ms(link: Link) -> int:
 
 
 def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
-    """Return what XINFO STREAM says, {} where there is no such key."""
-    try:
-        return pairs(link.call("XINFO", "STREAM", stream))
-    except CommandRefused as refused:
-        if "no such key" in str(refused):
-            return {}
-        raise
+    return stream_facts(link.pipeline([("XINFO", "STREAM", stream)])[0])
+
+
+def stream_facts(reply: Any) -> dict[bytes, Any]:
+    """Return what a reply to XINFO STREAM says, {} where there is no such key. Raises other errors."""
+    if isinstance(reply, CommandRefused) and "no such key" in str(reply):
+        return {}
+    return pairs(*checked([reply]))
 
 
 def scanned(link: Link, key: str, count: int = 1000) -> Iterator[list[bytes]]:
@@ -262,8 +263,6 @@ class TicketStream:
     def group_facts(self) -> dict[bytes, Any]:
         """Return what ``group_of`` tells of our group. Raises GroupMissing."""
         groups, taken = self._link.pipeline([("XINFO", "GROUPS", self._keys.stream), ("GET", self._keys.taken)])
-        if isinstance(taken, Exception):
-            raise taken
         facts = group_of(groups, self._keys.group, taken)
         if facts is None:
             why = f": {groups}" if isinstance(groups, Exception) else f" has no group {self._keys.group}"
@@ -309,9 +308,7 @@ def group_of(groups: Any, name: str, taken: Any) -> dict[bytes, Any] | None:
     yet counts as not given to the group, for only the leader's memory has it."""
     if isinstance(groups, (CommandRefused, GroupMissing)):
         return None
-    for reply in (groups, taken):
-        if isinstance(reply, Exception):
-            raise reply
+    checked([groups, taken])
     facts = next((facts for facts in map(pairs, groups) if facts[b"name"] == name.encode()), None)
     last, _, read = (taken or b"").partition(b" ")
     if facts is None or not last or rank(last) >= rank(facts[b"last-delivered-id"]):

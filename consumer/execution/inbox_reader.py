@@ -23,7 +23,7 @@ from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.attempts import NEVER, Attempts, decode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import ZERO, after, from_rank, rank
-from usher.common.redis.client import Arg, Link
+from usher.common.redis.client import Arg, Link, checked
 from usher.common.redis.replies import (
     HandOver,
     InboxRecord,
@@ -190,13 +190,10 @@ class InboxReader(Service):
         trim = [("XTRIM", self._inbox, "MINID", after(last))] if is_due else []  # refused: next time
         asked = [read_command(self._inbox, last, block_ms, count), *([] if self._is_idle else [self._any_tried])]
         try:
-            replies = self._link.pipeline([*trim, *asked], (block_ms or 0) / 1000)[len(trim) :]
+            replies = checked(self._link.pipeline([*trim, *asked], (block_ms or 0) / 1000)[len(trim) :])
         except ReplyUnknown:
             self._record_bytes = float(PAGE_BYTES)  # one record at the next time
             raise
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
         if trim:
             self._trimmed, self._untrimmed = last, 0
         records = list(parse_inbox(replies[0]))
@@ -314,10 +311,7 @@ class InboxReader(Service):
             self._page_size = next_page(self._page_size, most, None)
             raise
         self._page_size = next_page(self._page_size, most, self._link.lasted_s)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+        return checked(replies)
 
     def _attempts(self, wanted: list[bytes]) -> dict[bytes, Attempts]:
         charged = self._link.call("HMGET", self._keys.attempts, *wanted)

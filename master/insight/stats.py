@@ -21,7 +21,7 @@ from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Arg, Link
+from usher.common.redis.client import Arg, Link, checked
 from usher.common.redis.replies import cut_at, group_of, pairs
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead, parse_held
@@ -69,9 +69,7 @@ def stream_sums(link: Link, keys: Keys, most: int) -> dict[str, Any]:
     of_group = [("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)]
     more = [mishaps_command(keys), ("HGETALL", LogKeys(keys.stream).behind), *waiting_commands(keys)]
     replies = link.pipeline([*counts, *of_group, *more])
-    for reply in replies[: len(counts)]:
-        if isinstance(reply, Exception):
-            raise reply
+    checked(replies[: len(counts)])
     entries, dead, tickets, retrying, errors, rules, leader, cut, taken, groups, pending, *told_of = replies
     mishaps, behind, *delayed = told_of
     group, held = group_of(groups, keys.group, taken), parse_held(leader)

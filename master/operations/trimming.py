@@ -16,7 +16,7 @@ from usher.common.base.log import ERROR, event
 from usher.common.doctor.collector import look_at_memory
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import ZERO
-from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.client import Arg, CommandRefused, Link, checked
 from usher.common.redis.replies import pairs, parse_span
 from usher.common.runtime.service import Service
 from usher.master.policy.trim import Cut, Refused, Retention, RetentionFacts, decide
@@ -71,9 +71,7 @@ class Trimming:
         """Cut below ``floor``, page by page; yield the number of entries cut. Raises StillNeeded; no reader needed what
         was cut before that."""
         for page in cut_each(self._link, {self._keys.stream: floor}, at_once or AT_ONCE, archived_only):
-            [cut] = page.values()
-            if isinstance(cut, Exception):
-                raise cut
+            [cut] = checked([*page.values()])
             if cut:
                 yield cut
 

@@ -25,7 +25,7 @@ from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.protocol.ticket_states import due_ms_of
-from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.client import Arg, CommandRefused, Link, checked
 from usher.common.redis.replies import TicketRecord, TicketStream, parse_record
 from usher.common.runtime.settings import CommonSettings
 from usher.common.sending.producer import Producer
@@ -159,11 +159,7 @@ class View:
         seen = stream_sums(self.link, keys, _PAGE * _PAGES)
         of_ticket = [("HGET", keys.tickets, ticket), ("HGETALL", keys.rules), ("HGETALL", keys.consumers)]
         replies = self.link.pipeline([*INFO_COMMANDS, *of_ticket])
-        told, stored = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
-        for reply in stored:
-            if isinstance(reply, Exception):
-                raise reply
-        value, ruled, registered = stored
+        told, (value, ruled, registered) = replies[: len(INFO_COMMANDS)], checked(replies[len(INFO_COMMANDS) :])
         kind, record, due_ms = _record(value)
         if kind == "owned" and (record := self._stream.in_processing(record)) is None:
             kind = ""
