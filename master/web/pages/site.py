@@ -694,7 +694,6 @@ def _common() -> dict[str, Any]:
     number_of = len(found) + len(seen.get("groups", ()))
     counts = _counts(seen, number_of)
     is_ours, said = _SAID.loads_unsafe(request.args.get("said", ""))
-    theme = request.cookies.get("usher_theme")
     return {
         "role": role.value,
         "who": getattr(g, "who", ""),
@@ -705,7 +704,6 @@ def _common() -> dict[str, Any]:
         "signed_on": g.get("signed_on", ""),
         "nav": [(group, [(*page, counts.get(page[0], "")) for page in pages]) for group, pages in _NAV.items()],
         "troubles": number_of,
-        "theme": theme if theme in ("light", "dark") else "",
         "pulse": seen,
         "now_ms": wall_ms(),
         "said": said if is_ours else "",
