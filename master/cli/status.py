@@ -130,38 +130,29 @@ def look(reader: StatusReader, before: dict[str, Any] | None, settings: CommonSe
 def drawn(seen: dict[str, Any]) -> RenderableType:
     lag = f"{seen['lag']:,}" if seen["lag_is_exact"] else f"more than {seen['lag']:,}"
     there = "" if seen["has_group"] else ": not there; the master that leads makes it"
+    halted = f"  halted {seen['halted']:,}" if seen["halted"] else ""
+    delayed, lost, loss = seen["delayed"], seen["mishaps"]["unread_cut"], seen["last_loss"]
+    sent, done = seen["sent_per_second"], seen["done_per_second"]
+    first = "" if delayed["first_ms"] is None else f"  the first in {span(delayed['first_ms'] - seen['time_ms'])}"
+    most = ", ".join(f"{name} {number:,}" for name, number in list(seen["behind"].items())[:5])
     facts = [
+        ("trouble", seen["write_trouble"] and f"{seen['write_trouble']}  (usher doctor)"),
         ("stream", f"{seen['stream']}  (group {seen['group']}{there})"),
         ("leader", seen["leader_url"] or "none: no master leads"),
         ("entries", f"{seen['entries']:,}  done {seen['done']:,}  unread (lag) {lag}"),
         ("pending", f"{seen['pending']:,}  of these waiting under the master {seen['parked']:,}"),
-        (
-            "tickets in processing",
-            f"{seen['tickets']:,}  halted {seen['halted']:,}" if seen["halted"] else seen["tickets"],
-        ),
-        ("dead letters", f"{seen['dead_letters']:,}  (usher dead list)" if seen["dead_letters"] else 0),
+        ("tickets in processing", f"{seen['tickets']:,}{halted}"),
+        ("dead letters", f"{seen['dead_letters']:,}  (usher dead list)" if seen["dead_letters"] else "0"),
+        ("delayed", delayed["messages"] and f"{delayed['messages']:,}{first}  (usher delayed list)"),
+        ("cut unread, lost", lost and f"{lost:,}  (usher doctor)"),
+        ("behind", most and f"backlog limit reached: {most}"),
+        ("last loss", loss and f"{moment_text(loss['ms'], 'seconds')}  {loss['text']}  (usher doctor)"),
+        *(_of_sources(seen["sources"]) if seen["sources"] is not None else ()),
+        ("rules", seen["rules"] and f"{seen['rules']:,} hold tickets or consumers back  (usher rules)"),
+        ("per second", "" if None in (sent, done) else f"sent {sent:,.0f}  done {done:,.0f}"),
     ]
-    if seen["delayed"]["messages"]:
-        first_ms = seen["delayed"]["first_ms"]
-        when = "" if first_ms is None else f"  the first in {span(first_ms - seen['time_ms'])}"
-        facts.append(("delayed", f"{seen['delayed']['messages']:,}{when}  (usher delayed list)"))
-    told = seen["mishaps"]
-    if told["unread_cut"]:
-        facts.append(("cut unread, lost", f"{told['unread_cut']:,}  (usher doctor)"))
-    if seen["behind"]:
-        most = ", ".join(f"{name} {number:,}" for name, number in list(seen["behind"].items())[:5])
-        facts.append(("behind", f"backlog limit reached: {most}"))
-    if (loss := seen["last_loss"]) is not None:
-        facts.append(("last loss", f"{moment_text(loss['ms'], 'seconds')}  {loss['text']}  (usher doctor)"))
-    if seen["write_trouble"]:
-        facts.insert(0, ("trouble", f"{seen['write_trouble']}  (usher doctor)"))
-    if seen["sources"] is not None:
-        facts += _of_sources(seen["sources"])
-    if seen["rules"]:
-        facts.append(("rules", f"{seen['rules']:,} hold tickets or consumers back  (usher rules)"))
-    if seen["done_per_second"] is not None and seen["sent_per_second"] is not None:
-        facts.append(("per second", f"sent {seen['sent_per_second']:,.0f}  done {seen['done_per_second']:,.0f}"))
-    parts: list[RenderableType] = [ui.table("Usher", ("", ""), facts), "", ui.consumers_table(seen["consumers"])]
+    lines = [(name, told) for name, told in facts if told]
+    parts: list[RenderableType] = [ui.table("Usher", ("", ""), lines), "", ui.consumers_table(seen["consumers"])]
     if not seen["consumers"]:
         parts.append("  none is registered: start one with `usher consumer --handler module:function`")
     is_what = "is not alive"
