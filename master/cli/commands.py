@@ -67,14 +67,7 @@ _TICKETS_SHOWN = 12
 _TROUBLES_SHOWN = 5
 
 
-_HELP = """Show consumers, tickets in processing, lag, pending and rates. On a terminal the table refreshes; Ctrl-C ends
-it.
-
-Exit code 1 when a consumer of the `usher up` of this machine is not alive (and that is not just starting); with --json
-it is 0, and `missing_consumers` names them."""
-
-
-@click.command(help=_HELP)
+@click.command()
 @takes_json
 @click.option(
     "--once", is_flag=True, help="Print the table once and end (the default when the output is not a terminal)."
@@ -84,6 +77,10 @@ it is 0, and `missing_consumers` names them."""
 )
 @options(CommonSettings)
 def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> None:
+    """Show consumers, tickets in processing, lag, pending and rates. On a terminal the table refreshes; Ctrl-C ends it.
+
+    Exit code 1 when a consumer of the `usher up` of this machine is not alive (and that is not just starting); with
+    --json it is 0, and `missing_consumers` names them."""
     with ui.configured(flags, "status") as found:
         reader = found.status
         seen = look(reader, None, found.settings)
@@ -211,12 +208,7 @@ _ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 _SHOWN = 160
 
 
-@click.command(
-    help=(
-        "Browse the ticket stream. STREAM defaults to USHER_TICKET_STREAM. TIME is a stream id (1700000000000-0), a"
-        " time (2026-11-21T10:00, local unless it says otherwise), or an age (90s, 15m, 24h, 7d)."
-    )
-)
+@click.command()
 @click.argument("stream", required=False)
 @click.option("--since", metavar="TIME", help="From here on. [default: the first entry]")
 @click.option("--until", metavar="TIME", help="Up to here. [default: the last entry]")
@@ -228,6 +220,8 @@ _SHOWN = 160
 def log(
     flags: dict[str, Any], stream: str | None, limit: int | None, as_json: bool, follow: bool, **given: str | None
 ) -> None:
+    """Browse the ticket stream. STREAM defaults to USHER_TICKET_STREAM. TIME is a stream id (1700000000000-0), a time
+    (2026-11-21T10:00, local unless it says otherwise), or an age (90s, 15m, 24h, 7d)."""
     if stream is not None:
         flags = flags | {"ticket_stream": stream}
     if follow and given["until"]:
@@ -306,20 +300,14 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
     return safe_text if len(safe_text) <= _SHOWN else safe_text[: _SHOWN - 1] + "…"
 
 
-@click.command(
-    "find",
-    help=(
-        "Find messages with exactly this VALUE in a FIELD (or a path: payload.order.id), among the unfinished ones and"
-        " the dead letters. Reads them a piece at a time, and says how many it looked at. Exit code 0, also when there"
-        " are none."
-    ),
-)
+@click.command("find")
 @click.argument("what", metavar="FIELD=VALUE")
-@click.option(
-    "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="About the most listed."
-)
+@ui.limited(100, "About the most listed.")
 @ui.looks
 def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
+    """Find messages with exactly this VALUE in a FIELD (or a path: payload.order.id), among the unfinished ones and the
+    dead letters. Reads them a piece at a time, and says how many it looked at. Exit code 0, also when there are none.
+    """
     field, equals, value = what.partition("=")
     try:
         check_field_name(field)
@@ -349,14 +337,7 @@ def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
     ui.show(as_json, document, ui.table("Messages", columns, cells, ids=("message", "state")), looked, further)
 
 
-@click.command(
-    help=(
-        "Show the readers of the ticket stream, how far each one is, and which entries could go; --apply cuts them."
-        " Never cut: entries that a group has unread or pending, entries behind a log consumer's checkpoint, and with"
-        " --archived-only entries that are not archived. Exit code 1: a reader is lost, and nothing is cut before an"
-        " operator has looked."
-    )
-)
+@click.command()
 @click.option("--apply", is_flag=True, help="Cut. Without this option nothing is changed.")
 @click.option(
     "--archived-only",
@@ -381,6 +362,10 @@ def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
 def trim(
     flags: dict[str, Any], apply: bool, archived_only: bool, keep_s: float | None, as_json: bool, **forget: Any
 ) -> None:
+    """Show the readers of the ticket stream, how far each one is, and which entries could go; --apply cuts them. Never
+    cut: entries that a group has unread or pending, entries behind a log consumer's checkpoint, and with
+    --archived-only entries that are not archived. Exit code 1: a reader is lost, and nothing is cut before an operator
+    has looked."""
     with ui.configured(flags, "trim", timeout_s=30.0) as at:
         settings = at.settings
         trimming = Trimming(at.link, Keys(settings.one_stream, settings.group))
@@ -458,19 +443,18 @@ def _sentences(told: dict[str, Any]) -> list[str]:
     return [f"{pluralize(told['cut'], 'entry', 'entries')} below {told['floor']} {were} cut{rest}."]
 
 
-@click.group(help="Look at tickets in processing, and order what becomes of their first messages.")
+@click.group()
 def tickets() -> None:
-    pass
+    """Look at tickets in processing, and order what becomes of their first messages."""
 
 
-@tickets.command("list", help="List tickets in processing, and those that wait.")
+@tickets.command("list")
 @ui.asks(TicketAsk)
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="age", show_default=True, help="The order.")
-@click.option(
-    "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most tickets listed."
-)
+@ui.limited(100, "Most tickets listed.")
 @ui.looks
 def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **given: Any) -> None:
+    """List tickets in processing, and those that wait."""
     asked = ui.asked_of(TICKETS, given)
     with ui.configured(flags, "status") as at:
         found = at.status.find(asked.meant(), sort, limit)
@@ -482,12 +466,13 @@ def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **
     ui.show(as_json, {"tickets": rows, "more": more}, listed, *map(ui.unblock_hint, rows), further)
 
 
-@tickets.command("finished", help="List the latest messages that were done or given up, as the run log has them.")
+@tickets.command("finished")
 @click.option("--ticket", default="", metavar="ID", help="Only those of this ticket.")
 @click.option("--handler", default="", metavar="MODULE:FUNCTION", help="Only those that it handled.")
-@click.option("--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most listed.")
+@ui.limited(100, "Most listed.")
 @ui.looks
 def list_finished(flags: dict[str, Any], ticket: str, handler: str, limit: int, as_json: bool) -> None:
+    """List the latest messages that were done or given up, as the run log has them."""
     with ui.configured(flags, "status") as at:
         rows, older = at.history.finished(ticket, handler, "", limit, math.inf)
     is_cut, rows = older is not None or len(rows) > limit, rows[:limit]
@@ -507,18 +492,14 @@ class ExplainTicketSettings(CommonSettings):
     outbox_url: OutboxUrl = ""
 
 
-@click.command(
-    "explain",
-    help=(
-        "Explain what a ticket waits for, and until when. Asks the leader, which asks the consumer that has the"
-        " ticket; without a leader the explanation comes from Redis alone. With USHER_OUTBOX_URL it also tells which"
-        " rows of the ticket wait in the outbox, or were refused."
-    ),
-)
+@click.command("explain")
 @click.argument("ticket_id")
 @takes_json
 @options(ExplainTicketSettings)
 def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
+    """Explain what a ticket waits for, and until when. Asks the leader, which asks the consumer that has the ticket;
+    without a leader the explanation comes from Redis alone. With USHER_OUTBOX_URL it also tells which rows of the
+    ticket wait in the outbox, or were refused."""
     outbox_url = load(ExplainTicketSettings, os.environ, flags).outbox_url
     with ui.configured(flags, "operator") as at:
         document = at.explained(ticket_id)
@@ -631,15 +612,11 @@ _BETWEEN_S = 1.0
 _EXAMPLES = 3
 
 
-@click.command(
-    "stuck",
-    help=(
-        "Show tickets that are stuck for more than 5 s, retried or halted; those in the same trouble"
-        " in one line. Looks twice, a second apart. Exit code 0, also when there are some."
-    ),
-)
+@click.command("stuck")
 @ui.looks
 def stuck(flags: dict[str, Any], as_json: bool) -> None:
+    """Show tickets that are stuck for more than 5 s, retried or halted; those in the same trouble in one line. Looks
+    twice, a second apart. Exit code 0, also when there are some."""
     with ui.configured(flags, "stuck") as at:
         lease_ms = int(at.settings.lease_seconds * 1000)
         overview = LiveOverview(at.link, at.keys, at.settings.work_ticket_field, lease_ms)
@@ -708,9 +685,7 @@ class _Here:
         self.frames += data.decode().split("\n\n")
 
 
-@click.command(
-    "follow", help="Follow a ticket as it happens: entries, hand-overs, attempts, completions. Ends with Ctrl-C."
-)
+@click.command("follow")
 @click.argument("ticket_id")
 @click.option(
     "--from",
@@ -720,6 +695,7 @@ class _Here:
 )
 @ui.looks
 def follow_ticket(flags: dict[str, Any], ticket_id: str, position: str, as_json: bool) -> None:
+    """Follow a ticket as it happens: entries, hand-overs, attempts, completions. Ends with Ctrl-C."""
     with ui.configured(flags, "follow") as at:
         for name, place_of, facts in follow(at, ticket_id, position):
             document = {"event": name, "id": place_of, **facts}
@@ -805,16 +781,18 @@ def _of_target(verb: Verb, why: str, given: dict[str, Any], **more: Any) -> Any:
     return verb.args.model_construct(**facts, **given, **more)
 
 
-@click.group(help="Show live rules, and lift them. Without a command: list the rules.", invoke_without_command=True)
+@click.group(invoke_without_command=True)
 @click.pass_context
 def rules(context: click.Context) -> None:
+    """Show live rules, and lift them. Without a command: list the rules."""
     if context.invoked_subcommand is None:
         context.invoke(list_rules)
 
 
-@rules.command("list", help="List the live rules.")
+@rules.command("list")
 @ui.looks
 def list_rules(flags: dict[str, Any], as_json: bool) -> None:
+    """List the live rules."""
     with ui.configured(flags, "operator") as at:
         book = at.rules.read()
     rows = []
@@ -828,11 +806,12 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
     ui.show(as_json, document, listed, holds if rows else "  none")
 
 
-@rules.command("lift", help="Lift rules. Exit code 1 when one of them does not exist.")
+@rules.command("lift")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @ui.why_option()
 @ui.looks
 def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -> None:
+    """Lift rules. Exit code 1 when one of them does not exist."""
     with ui.configured(flags, "operator") as at:
         view = at.acting(ui.caller(why))
         changes = {one: VERBS["rules lift"].perform(view, Args(), rule_id=one) for one in dict.fromkeys(ids)}
@@ -891,12 +870,11 @@ resume = ui.place_command(
 )
 
 
-@click.command(help="Show the actions of operators, the newest first: when, who, what, on what, why, and the outcome.")
-@click.option(
-    "--limit", type=click.IntRange(min=1, max=10_000), default=50, show_default=True, help="Most lines shown."
-)
+@click.command()
+@ui.limited(50, "Most lines shown.")
 @ui.looks
 def actions(flags: dict[str, Any], limit: int, as_json: bool) -> None:
+    """Show the actions of operators, the newest first: when, who, what, on what, why, and the outcome."""
     with ui.configured(flags, "operator") as at:
         lines, cursor = at.action_log.page(None, limit)
     now_ms, names = wall_ms(), ("who", "via", "what", "on", "why", "outcome")
@@ -905,30 +883,27 @@ def actions(flags: dict[str, Any], limit: int, as_json: bool) -> None:
     ui.show(as_json, document, ui.table("Actions", ("when", *names), rows), "" if rows else "  none")
 
 
-@click.group(help="Look at the registered consumers and their work; drain and resume them.")
+@click.group()
 def consumers() -> None:
-    pass
+    """Look at the registered consumers and their work; drain and resume them."""
 
 
-@consumers.command("list", help="List the consumers, their states and the messages they hold.")
+@consumers.command("list")
 @ui.looks
 def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
+    """List the consumers, their states and the messages they hold."""
     with ui.configured(flags, "status") as at:
         rows = at.status.consumers()
     none = "  none is registered: start one with `usher consumer --handler module:function`"
     ui.show(as_json, {"consumers": rows}, ui.consumers_table(rows), "" if rows else none)
 
 
-@consumers.command(
-    "show",
-    help=(
-        "Show one consumer: where it runs, and what it runs at this moment, as it tells the leader. Exit code 1 when no"
-        " consumer of that name is registered."
-    ),
-)
+@consumers.command("show")
 @click.argument("name")
 @ui.looks
 def show_consumer(flags: dict[str, Any], name: str, as_json: bool) -> None:
+    """Show one consumer: where it runs, and what it runs at this moment, as it tells the leader. Exit code 1 when no
+    consumer of that name is registered."""
     with ui.configured(flags, "operator") as at:
         told = at.ask_leader(f"/api/consumers/{quote(name, safe='')}/process")
         rows = told["consumers"] if told is not None else [one for one in at.status.consumers() if one["name"] == name]
@@ -971,21 +946,18 @@ for _name in ("consumers drain", "consumers resume"):
     consumers.add_command(ui.place_command(VERBS[_name]))
 
 
-@click.group(
-    help="Look at dead letters, redrive them, or drop them. A dead letter is a message that was given up, with the"
-    " reason."
-)
+@click.group()
 def dead() -> None:
-    pass
+    """Look at dead letters, redrive them, or drop them. A dead letter is a message that was given up, with the
+    reason."""
 
 
-@dead.command("list", help="List dead letters, the oldest first.")
+@dead.command("list")
 @ui.asks(LETTERS.ask)
-@click.option(
-    "--limit", type=click.IntRange(min=1, max=100_000), default=50, show_default=True, help="Most letters listed."
-)
+@ui.limited(50, "Most letters listed.")
 @ui.looks
 def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any) -> None:
+    """List dead letters, the oldest first."""
     found: list[DeadLetter] = []
     with ui.configured(flags, "dead") as at:
         letters, more = at.letters, False
@@ -1023,9 +995,10 @@ def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Seq
     return ui.table("Dead letters", columns, rows, ("attempts", "age"), ("letter", *extras), extras=extras)
 
 
-@dead.command("kinds", help="Count dead letters by kind: reason, error, place and policy.")
+@dead.command("kinds")
 @ui.looks
 def list_kinds(flags: dict[str, Any], as_json: bool) -> None:
+    """Count dead letters by kind: reason, error, place and policy."""
     with ui.configured(flags, "dead") as at:
         counts = at.letters.counts()
     names = ("id", "count", "reason", "error_type", "at", "handler", "policy")
@@ -1040,13 +1013,11 @@ def list_kinds(flags: dict[str, Any], as_json: bool) -> None:
     )
 
 
-@dead.command(
-    "show",
-    help="Show one dead letter with its traceback and its message's fields. Exit code 1 when there is no such letter.",
-)
+@dead.command("show")
 @click.argument("letter_id", metavar="LETTER")
 @ui.looks
 def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
+    """Show one dead letter with its traceback and its message's fields. Exit code 1 when there is no such letter."""
     if not is_id(letter_id):
         raise click.UsageError(f"{letter_id!r} is not the id of a letter: see `usher dead list`")
     with ui.configured(flags, "dead") as at:
@@ -1089,22 +1060,19 @@ _fields = click.argument(
 dead.add_command(ui.place_command(VERBS["dead edit"], _fields))
 
 
-@click.group(
-    help=(
-        "Show, send now, move or drop delayed messages. Sent for later (`usher send --after 10m`, or an XADD to"
-        " {STREAM}:delayed with the field due_ms), they enter the stream when they are due, and get their place in the"
-        " order of their ticket then."
-    )
-)
+@click.group()
 def delayed() -> None:
-    pass
+    """Show, send now, move or drop delayed messages. Sent for later (`usher send --after 10m`, or an XADD to
+    {STREAM}:delayed with the field due_ms), they enter the stream when they are due, and get their place in the order
+    of their ticket then."""
 
 
-@delayed.command("list", help="Show the messages that wait, the earliest first.")
+@delayed.command("list")
 @click.option("--ticket", metavar="ID", help="Only those of this ticket.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most lines shown.")
+@ui.limited(50, "Most lines shown.")
 @ui.looks
 def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json: bool) -> None:
+    """Show the messages that wait, the earliest first."""
     with ui.configured(flags, "delayed") as at:
         rows = at.delayed.page(None, limit, ticket or "", math.inf).rows
         counts = at.delayed.counts()

@@ -59,6 +59,11 @@ def stacked(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+def limited(most: int, told: str) -> Callable[[Any], Any]:
+    """Return the option that says how many are listed, ``most`` if it is not given."""
+    return click.option("--limit", type=click.IntRange(1, 100_000), default=most, show_default=True, help=told)
+
+
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
 #: Of a command that shows something, and reads the settings of all.
 looks = stacked(takes_json, options(CommonSettings))
