@@ -393,18 +393,20 @@ VERBS: dict[str, Verb] = {}
 _Run = TypeVar("_Run", bound=Callable[..., Any])
 
 
-class Args(BaseModel):
-    """Arguments of a verb. An unknown field is refused: a misspelt one would be left out in silence."""
+class Given(BaseModel):
+    """What somebody gives. An unknown field is refused: a misspelt one would be left out in silence."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class Args(Given):
+    """Arguments of a verb."""
 
     reason: Reason = ""
 
 
-class Ask(BaseModel):
+class Ask(Given):
     """A filter of a shelf, as queries, forms and options ask for it."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     @property
     def given(self) -> dict[str, Any]:
