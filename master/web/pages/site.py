@@ -65,6 +65,7 @@ from usher.master.verbs.verbs import (
     LETTERS,
     TICKETS,
     VERBS,
+    Args,
     Ask,
     BulkJob,
     DelayedAsk,
@@ -124,10 +125,7 @@ def asked_place(name: str, fits: Callable[[str], object] = is_id) -> str:
 def read_why() -> str:
     """Return the reason that a form gives. Raises Problem 422, as the same over JSON does; so read it before anything
     is done."""
-    why = request.form.get("why", "").strip()[:LONGEST_REASON]
-    if not why.isprintable():
-        raise refused("the reason must be one line of text, without control characters")
-    return why
+    return read_model(Args, {"reason": request.form.get("why", "").strip()[:LONGEST_REASON]}).reason
 
 
 def read_form_text(name: str, most: int) -> str:
