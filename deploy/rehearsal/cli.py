@@ -42,8 +42,8 @@ from usher.common.redis.replies import group_of, record_or_none
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.consumer.isolation.process import CallResult, HandlerProcess, How, Piece, ProcessSpec
+from usher.master.cli.commands import place
 from usher.master.cli.shared import asks, caller, configured, console, print_json, table, why_option
-from usher.master.cli.status import place
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import DeadLetter, LetterFilter, also_for
