@@ -42,7 +42,7 @@ from usher.common.redis.replies import Entry
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.sending.producer import SECONDS
 from usher.master.cli import shared as ui
-from usher.master.insight.live import MOST, LiveOverview
+from usher.master.insight.live import LiveOverview
 from usher.master.insight.status import ORDERS, MessageFields, StatusReader, retained
 from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
 from usher.master.policy.explain.explain import Reason
@@ -668,7 +668,6 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         for wait_s in (_BETWEEN_S, 0.0):
             overview.snapshot(0.0)
             overview.run_once()
-            overview.at_once = 0  # all are counted
             time.sleep(wait_s)
         groups, letters = at.fields.add_to_groups(overview.last["groups"]), overview.last["dead_letters"]
     names, is_cut = at.settings.shown_names, not all(one["tickets_are_all"] for one in groups)
@@ -692,7 +691,7 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         calm = "nothing is stuck" if overview.last["consumers"]["live"] else calm
         click.echo(f"{calm}{given_up}")
     elif is_cut:
-        click.echo(f"tickets that have not failed are counted among the {MOST} oldest of each state only")
+        click.echo("of tickets that wait for a consumer only the oldest were counted")
 
 
 def _ways(group: dict[str, Any]) -> list[str]:

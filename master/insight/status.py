@@ -97,6 +97,10 @@ class Scan:
         return [part[2] if len(part) > 2 and part[1].isdigit() else b"" for part in parts]
 
     @cached_property
+    def readable(self) -> list[int]:
+        return [at for at, head in enumerate(self.heads) if head]
+
+    @cached_property
     def ages(self) -> list[int]:
         return [int(ms) if (ms := head.partition(b"-")[0]).isdigit() else 0 for head in self.heads]
 
@@ -441,12 +445,12 @@ def look_at(
         kind, due_ms = kinds[word] if heads[at] else "unreadable", 0
         if kind == "put_off":
             due_ms = due_ms_of(scan.records[at].partition(b" ")[0]) or 0
-        known, error = _attempts(value), decode_error(text)
+        known, error = _attempts(value), decode_error(text) if text is not None else None
         has_error = not wanted.error or (kind == "halted" and error is None)  # whose letter may tell it
         has_error = has_error or ((last := last_error(known, error)) is not None and wanted.has_error(last._asdict()))
         rule = book.of(ticket) if kind == "returned" and has_error else None
         seen = Seen(kind, of_owners.get(word, "live"), known, due_ms, rule, told_alike(error))
-        if has_error and wanted.has_state(ticket_state(seen).name):
+        if has_error and (not wanted.states or wanted.has_state(ticket_state(seen).name)):
             found.append(Looked(ticket, scan.records[at], seen, error))
         elif text is None and heads[at] and kind != "returned":  # where nothing else differs
             unfit.add((word, value))

@@ -28,12 +28,11 @@ error) are one group. Alarms: what needs attention, one sentence each, the worst
 
 from __future__ import annotations
 
-import heapq
-import math
 import shlex
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from usher.common.base.text import label, pluralize, span, time_of_day
@@ -41,7 +40,7 @@ from usher.common.doctor.judgements import NEARLY_FULL
 from usher.common.protocol.attempts import GIVEN_UP, NEVER, Attempts, attempts_told
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.registration import name_of
-from usher.common.protocol.stream_id import milliseconds, rank
+from usher.common.protocol.stream_id import milliseconds
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.board.plans import BoardFacts, Parked
 from usher.master.policy.letters import DeadLetter
@@ -717,25 +716,19 @@ class Looked(NamedTuple):
         return self.record.count(b" ") - 1
 
     @property
+    def has_failed(self) -> bool:
+        return self.seen.attempts is not NEVER or self.error is not None or self.seen.kind == "halted"
+
+    @property
     def under_master(self) -> int:
         """The entries of its record that are pending under ``master``: all of a ticket without an owner, of a halted
         one all but the head."""
-        return {"owned": 0, "halted": self.size - 1}.get(self.seen.kind, self.size)
+        return 0 if self.seen.kind == "owned" else self.size - (self.seen.kind == "halted")
 
     def behind(self, parked: int) -> int:
         """Count the messages behind the head, when ``parked`` of the ticket are pending under ``master``, those
         included that its record names."""
         return self.size - 1 + max(0, parked - self.under_master)
-
-
-def oldest(found: Iterable[Looked], most: int) -> list[Looked]:
-    """Return the oldest of each kind: what was put off hides no handler that hangs."""
-    by_kind = defaultdict[str, list[Looked]](list)
-    for one in found:
-        by_kind[one.seen.kind].append(one)
-    return [
-        one for some in by_kind.values() for one in heapq.nsmallest(most, some, key=lambda one: milliseconds(one.head))
-    ]
 
 
 def fence_ms(fence: int) -> int:
@@ -751,24 +744,13 @@ def since_ms(one: Looked, moved_ms: int, now_ms: int) -> int:
     >>> since_ms(handed, 0, 9500), since_ms(parked, 9000, 9500), since_ms(handed, 0, 6000), since_ms(parked, 0, 4000)
     (7000, 9000, 5000, 4000)
     """
-    handed_ms = fence_ms(int(one.record.split(b" ", 2)[1]))
-    known = [ms for ms in (milliseconds(one.head), *filter(None, (handed_ms, moved_ms))) if ms <= now_ms]
-    return max(known, default=now_ms)
+    _, fence, head, *_ = one.record.split(b" ", 3)
+    times = milliseconds(head), fence_ms(int(fence)), moved_ms
+    return max((ms for ms in times if 0 < ms <= now_ms), default=now_ms)
 
 
-def stuck_rows(rows: Iterable[dict[str, Any]], now_ms: int, most: int) -> list[dict[str, Any]]:
-    """Return those rows (``describe``) that are stuck, the oldest of each state."""
-    found, of_state = list[dict[str, Any]](), Counter[str]()
-    for row in sorted(rows, key=lambda row: rank(row["head"].encode())):
-        is_stuck = now_ms - row["since_ms"] >= STUCK_MS or row["attempts"] or row["state"] == TicketState.HALTED
-        if is_stuck and of_state[row["state"]] < most:
-            of_state[row["state"]] += 1
-            found.append(row)
-    return found
-
-
-def describe(one: Looked, moved_ms: int, parked: Parked, now_ms: int) -> dict[str, Any]:
-    """Return a row. ``moved_ms``: when the head was seen to move, 0: never; ``parked``: messages of the ticket."""
+def describe(one: Looked, since: int, parked: Parked, now_ms: int) -> dict[str, Any]:
+    """Return a row. ``since``: see ``since_ms``; ``parked``: messages of the ticket."""
     seen, alike, state = one.seen, one.seen.alike, ticket_state(one.seen)
     known, error = last_known(seen.attempts, one.error)
     first_ms = error.since_ms if error is not None else 0  # of the failure; a hand-over is anew with each retry
@@ -777,7 +759,7 @@ def describe(one: Looked, moved_ms: int, parked: Parked, now_ms: int) -> dict[st
         "ticket_id": one.ticket.decode(errors="replace"),
         "head": one.head.decode(errors="replace"),
         "sent_ms": milliseconds(one.head),
-        "since_ms": min(first_ms or since_ms(one, moved_ms, now_ms), now_ms),
+        "since_ms": min(first_ms or since, now_ms),
         "behind": one.behind(parked.messages),
         "behind_is_exact": parked.is_exact,
         "attempts": known.starts,
@@ -819,13 +801,16 @@ def key_of(row: Mapping[str, Any]) -> GroupKey:
 
 
 class TicketGroups:
-    """Groups, as their tickets are added one by one. Only a bounded number of rows is kept."""
+    """Groups, as their tickets are added one by one. Only a bounded number of rows is kept, the oldest ones."""
 
-    def __init__(self) -> None:
-        self._groups: dict[GroupKey, dict[str, Any]] = {}
-        self.others = 0
+    def __init__(self, groups: Mapping[GroupKey, dict[str, Any]] = MappingProxyType({}), others: int = 0) -> None:
+        self._groups, self.others = {key: group | {"rows": [*group["rows"]]} for key, group in groups.items()}, others
 
-    def add(self, row: dict[str, Any]) -> None:
+    def copied(self) -> TicketGroups:
+        return TicketGroups(self._groups, self.others)
+
+    def add(self, row: dict[str, Any], are_all: bool = True) -> None:
+        """Add a ticket. ``are_all``: no others of its kind may be left out."""
         key = key_of(row)
         group = self._groups.get(key)
         if group is None:
@@ -834,58 +819,38 @@ class TicketGroups:
                 return
             names = {"state": key[0], "text": key[1], "error": row["error"], "at": row["at"], "alike": False}
             group = {**names, "tickets": 0, "messages": 0, "messages_are_all": True, "since_ms": row["since_ms"]}
-            self._groups[key] = group | {"rows": []}
-            group = self._groups[key]
+            self._groups[key] = group = group | {"rows": [], "tickets_are_all": True}
         group["tickets"] += 1
+        group["tickets_are_all"] = group["tickets_are_all"] and are_all
         group["alike"] = group["alike"] or row.get("alike", False)
         group["messages"] += 1 + row["behind"]
         group["messages_are_all"] = group["messages_are_all"] and row["behind_is_exact"]
         group["since_ms"] = min(group["since_ms"], row["since_ms"])
-        if len(group["rows"]) < SHOWN:
-            group["rows"].append(row)
+        group["rows"].append(row)
+        if len(group["rows"]) > 2 * SHOWN:
+            group["rows"] = _oldest(group["rows"])
 
-    def merged(
-        self, rows: Iterable[dict[str, Any]], has_all: bool = False, most: float = math.inf
-    ) -> list[dict[str, Any]]:
-        """Return all groups, those that need somebody first; of ``rows``, what is in none of the groups counted here
-        is counted too, and what is in one takes the place of the rows kept. ``has_all``: no message waits that the
-        records do not name; ``most``: so many rows of a state may not be all of them."""
-        more, fresh, of_state = TicketGroups(), dict[GroupKey, list[dict[str, Any]]](), Counter[str]()
-        for row in rows:
-            key = key_of(row)
-            of_state[row["state"]] += 1
-            if key in self._groups:
-                fresh.setdefault(key, []).append(row)
-            else:
-                more.add(row)
+    def told(self, has_all: bool = False, are_all: bool = True) -> list[dict[str, Any]]:
+        """Return all groups, those that need somebody first. ``has_all``: no message waits that the records do not
+        name; ``are_all``: all tickets were looked at."""
         known = [
-            (larger := _larger(group, fresh.get(key, [])))
-            | {"messages_are_all": has_all or larger["messages_are_all"], "rows": fresh.get(key, group["rows"])[:SHOWN]}
-            | {"tickets_are_all": True}
-            for key, group in self._groups.items()
+            group
+            | {"tickets_are_all": is_all, "messages_are_all": is_all and (has_all or group["messages_are_all"])}
+            | {"rows": _oldest(group["rows"])}
+            for group in self._groups.values()
+            for is_all in (are_all and group["tickets_are_all"],)
         ]
-        if others := self.others + more.others:
+        if self.others:
             text = f"further errors, more than {_MOST} in all"
             since_ms = min(group["since_ms"] for group in known)
-            known.append(dict(_FURTHER, text=text, tickets=others, messages=others, since_ms=since_ms))
-        others_known = [
-            group | {"tickets_are_all": is_all, "messages_are_all": is_all and group["messages_are_all"]}
-            for group in more._groups.values()
-            for is_all in (of_state[group["state"]] < most,)
-        ]
-        both = [group | {"told": told(group), "what": what(group)} for group in (*known, *others_known)]
+            known.append(dict(_FURTHER, text=text, tickets=self.others, messages=self.others, since_ms=since_ms))
+        both = [group | {"told": told(group), "what": what(group)} for group in known]
         ranks = {state: at for at, state in enumerate(LISTED)}  # what needs somebody comes first
         return sorted(both, key=lambda one: (ranks.get(one["state"], len(ranks)), -one["tickets"], one["text"]))
 
 
-def _larger(group: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    messages, has_all = sum(1 + row["behind"] for row in rows), len(rows) >= group["tickets"]
-    group = group | {"messages": max(messages, group["messages"])}
-    if has_all and all(row["behind_is_exact"] for row in rows):
-        group = group | {"messages": messages, "messages_are_all": True}
-    if len(rows) <= group["tickets"]:
-        return group
-    return group | {"tickets": len(rows), "since_ms": min(row["since_ms"] for row in rows)}
+def _oldest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["since_ms"])[:SHOWN]
 
 
 def told(group: Mapping[str, Any]) -> str:
