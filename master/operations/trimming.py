@@ -68,10 +68,10 @@ class Trimming:
             raise facts
         return facts
 
-    def cut(self, floor: bytes, *, archived_only: bool = False, at_once: int | None = None) -> Iterator[int]:
+    def cut(self, floor: bytes, *, archived_only: bool = False) -> Iterator[int]:
         """Cut below ``floor``, page by page; yield the number of entries cut. Raises StillNeeded; no reader needed what
         was cut before that."""
-        for page in cut_each(self._scripts, {self._keys.stream: floor}, at_once or AT_ONCE, archived_only):
+        for page in cut_each(self._scripts, {self._keys.stream: floor}, AT_ONCE, archived_only):
             [cut] = page.values()
             if isinstance(cut, Exception):
                 raise cut
