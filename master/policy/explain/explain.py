@@ -884,13 +884,6 @@ _RECENT_S = 86_400
 #: Declared losses of the group itself; of others there are alarms anyway.
 _OF_GROUP = ("group_lost", "set_back")
 OK = "ok"
-_WORDS = {BAD: "Critical", WARN: "Warning", OK: "OK"}
-
-
-def _alarm(level: str, text: str, href: str) -> dict[str, str]:
-    """Return an alarm. ``level``: bad, warn or ok; ``word`` is the same for people; ``href``: the page with more, or
-    ""."""
-    return {"level": level, "word": _WORDS[level], "text": text, "href": href}
 
 
 def level_of(group: Mapping[str, Any], now_ms: int) -> str:
@@ -906,66 +899,49 @@ def level_of(group: Mapping[str, Any], now_ms: int) -> str:
 
 
 def alarms(seen: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the alarms of a snapshot of the pulse, beside its groups of stuck tickets; when there is neither, one that
-    says that all is well."""
-    of_rules = [_alarm(WARN, f"All tickets are {told}", "/rules") for told in seen["broad_rules"]]
-    found = [*_of_programs(seen), *_of_stream(seen), *_of_tickets(seen), *of_rules, *_of_flow(seen)]
+    """Return the alarms of a snapshot of the pulse, beside its groups of stuck tickets, the worst first: ``level`` bad,
+    warn or ok, ``text``, and ``href``, the page with more; when there is neither, one that says that all is well."""
+    found = [{"level": level, "text": text, "href": href} for level, text, href in _troubles(seen)]
     if not (found or seen["groups"]):
-        return [_alarm(OK, _calm(seen), "/dead-letters" if seen["dead_letters"] else "")]
+        return [{"level": OK, "text": _calm(seen), "href": "/dead-letters" if seen["dead_letters"] else ""}]
     return sorted(found, key=lambda one: one["level"] != BAD)
 
 
-def _of_programs(seen: Mapping[str, Any]) -> list[dict[str, str]]:
-    states = seen["consumers"]
-    found = []
+def _troubles(seen: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    states, mishaps, nobody_leads = seen["consumers"], seen["mishaps"], seen["leader_url"] is None
+    since_s, of_groups = seen["time_ms"] / 1000 - _RECENT_S, {group["state"] for group in seen["groups"]}
     # This comes first: leases cannot be renewed either, so the others follow from it.
     if (trouble := seen["write_trouble"]) is not None:
-        found.append(
-            _alarm(BAD if trouble["is_certain"] or seen["leader_url"] is None else WARN, trouble["text"], "/doctor")
-        )
+        yield BAD if trouble["is_certain"] or nobody_leads else WARN, trouble["text"], "/doctor"
     elif (share := seen.get("memory_share") or 0.0) >= NEARLY_FULL:
-        text = f"{share:.0%} of Redis' memory is used; when all is, nothing can be sent"
-        found.append(_alarm(WARN, text, "/streams"))
-    if seen["leader_url"] is None:
-        found.append(_alarm(BAD, "No master leads: nothing is handed over", "/doctor"))
+        yield WARN, f"{share:.0%} of Redis' memory is used; when all is, nothing can be sent", "/streams"
+    if nobody_leads:
+        yield BAD, "No master leads: nothing is handed over", "/doctor"
     if not states["live"]:
         some = states["draining"] or states["paused"]
         waits = "those that drain or are paused take nothing more" if some else "nothing is handled"
-        found.append(_alarm(BAD, f"No consumer is live: {waits}", "/consumers"))
+        yield BAD, f"No consumer is live: {waits}", "/consumers"
     for state, says in (("lost", "lost; others get what was theirs"), ("revoked", "not answering over HTTP")):
         if states[state]:
-            found.append(_alarm(WARN, f"{pluralize(states[state], 'consumer')} {says}", "/consumers"))
-    return found
-
-
-def _of_stream(seen: Mapping[str, Any]) -> list[dict[str, str]]:
-    told, since_s = seen["mishaps"], seen["time_ms"] / 1000 - _RECENT_S
-    found = []
-    if told["unread_cut"] and told["unread_cut_s"] > since_s:
-        text = f"Cut from the stream before they were read, and lost: {pluralize(told['unread_cut'], 'message')}"
-        found.append(_alarm(BAD, text, "/doctor"))
-    recent = [one for one in seen.get("losses", ()) if one["ms"] / 1000 > since_s]
-    found += [_alarm(BAD, f"Declared: {one['text']}", "/streams") for one in recent if one["kind"] in _OF_GROUP][:1]
-    return found
-
-
-def _of_tickets(seen: Mapping[str, Any]) -> list[dict[str, str]]:
-    if not seen["halted"] or any(group["state"] == TicketState.HALTED for group in seen["groups"]):
-        return []  # else they are not among those that were looked at yet
-    told = f"{pluralize(seen['halted'], 'ticket')} halted by a dead letter: redrive or drop it"
-    return [_alarm(BAD, told, "/dead-letters")]
-
-
-def _of_flow(seen: Mapping[str, Any]) -> list[dict[str, str]]:
+            yield WARN, f"{pluralize(states[state], 'consumer')} {says}", "/consumers"
+    if mishaps["unread_cut"] and mishaps["unread_cut_s"] > since_s:
+        lost = pluralize(mishaps["unread_cut"], "message")
+        yield BAD, f"Cut from the stream before they were read, and lost: {lost}", "/doctor"
+    losses = (one for one in seen.get("losses", ()) if one["ms"] / 1000 > since_s and one["kind"] in _OF_GROUP)
+    if (loss := next(losses, None)) is not None:
+        yield BAD, f"Declared: {loss['text']}", "/streams"
+    if seen["halted"] and TicketState.HALTED not in of_groups:  # they were not looked at yet
+        yield BAD, f"{pluralize(seen['halted'], 'ticket')} halted by a dead letter: redrive or drop it", "/dead-letters"
+    for told in seen["broad_rules"]:
+        yield WARN, f"All tickets are {told}", "/rules"
+    for level, text in ((BAD, seen.get("sudden")), (WARN, seen.get("letters_wrong"))):
+        if text:
+            yield level, text, "/dead-letters"
     # of what is pending; also None without a group, where the number of unread entries is unknown
-    oldest_ms = seen["oldest_ms"]
-    found = [_alarm(BAD, seen["sudden"], "/dead-letters")] if seen.get("sudden") else []
-    found += [_alarm(WARN, seen["letters_wrong"], "/dead-letters")] if seen.get("letters_wrong") else []
-    is_queued = any(group["state"] == TicketState.QUEUED for group in seen["groups"])  # which says behind what
-    if seen["lag"] >= _LAG and not is_queued and oldest_ms and seen["time_ms"] - oldest_ms >= _OLD_MS:
+    is_old = seen["oldest_ms"] and seen["time_ms"] - seen["oldest_ms"] >= _OLD_MS
+    if seen["lag"] >= _LAG and is_old and TicketState.QUEUED not in of_groups:  # which say behind what they wait
         lag = f"{'' if seen['lag_is_exact'] else 'more than '}{seen['lag']:,}"
-        found.append(_alarm(WARN, f"The consumers are behind: {lag} messages are unread", "/consumers"))
-    return found
+        yield WARN, f"The consumers are behind: {lag} messages are unread", "/consumers"
 
 
 def _calm(seen: Mapping[str, Any]) -> str:
