@@ -618,7 +618,7 @@ def with_outbox(document: dict[str, Any], rows: TicketRows, trouble: str = "") -
     reasons = unknown if trouble else _outbox_reasons(rows)
     if not reasons:
         return document
-    shown = [reason._asdict() for reason in reasons]
+    shown = [{"code": reason.code, "text": reason.text} for reason in reasons]
     here = [*shown, *document["reasons"]] if document["state"] in _NOTHING else [*document["reasons"], *shown]
     told = {"reasons": here, "sentences": [reason["text"] for reason in here], "summary": here[0]["text"]}
     if document["state"] in _NOTHING and rows.staged:

@@ -186,18 +186,12 @@ class TicketFacts:
 
 
 class Reason(NamedTuple):
-    """A reason for the state: a word for programs, a sentence for people."""
+    """A reason: a word for programs, a sentence for people. Of the first one: the ticket's ``state``, what it waits for
+    ("": nothing), and until when (0: that is unknown). ``ways``: what a command does, and the command."""
 
     code: str
     text: str
-
-
-class _Told(NamedTuple):
-    """Explanation of a ticket. ``waits_for``: "" when it waits for nothing; ``until_ms``: 0 when that is unknown;
-    ``ways``: what a command does, and the command."""
-
-    state: str
-    reasons: Sequence[Reason]
+    state: str = ""
     waits_for: str = ""
     until_ms: int = 0
     ways: Sequence[tuple[str, str]] = ()
@@ -206,19 +200,21 @@ class _Told(NamedTuple):
 def explain(facts: TicketFacts) -> dict[str, Any]:
     """Return what the ticket waits for, as a document. Never raises, whatever the facts are: they come from Redis,
     where anybody may have written."""
-    state, (first, *others), waits_for, until_ms, ways = _explained(facts)
+    first, *others = _explained(facts)
+    state, waits_for, until_ms = first.state, first.waits_for, first.until_ms
     reasons = [first, *_last_error(facts), *_lost_with_it(facts), *others, *_limited(facts)]
     if facts.refuses_writes and BY_NAME[TicketState(state)].needs_writes:
         reasons.insert(0, Reason("redis_refuses_writes", f"the ticket does not move: {facts.refuses_writes}"))
         waits_for, until_ms = "Redis to take writes again", 0
     texts, owner = [reason.text for reason in reasons], facts.owner
+    ways = [*(way for reason in reasons for way in reason.ways), *_rule_commands(facts)]
     return {
         "ticket_id": facts.ticket_id,
         "time_ms": facts.now_ms,
         "state": state,
         "summary": texts[0],
         "sentences": texts,
-        "reasons": [reason._asdict() for reason in reasons],
+        "reasons": [{"code": reason.code, "text": reason.text} for reason in reasons],
         **tried(facts.attempts.get(facts.first, NEVER), facts.error),
         "traceback": facts.traceback,
         "waits_for": waits_for or None,
@@ -236,7 +232,7 @@ def explain(facts: TicketFacts) -> dict[str, Any]:
         "rules": [rule.shown() for rule in (*facts.rules, facts.limit) if rule is not None],
         "dead_letter": None if facts.letter is None else facts.letter.row(),
         "last_dead_letter": None if facts.last_letter is None else facts.last_letter.row(),
-        "commands": [{"does": does, "command": command} for does, command in (*ways, *_rule_commands(facts))],
+        "commands": [{"does": does, "command": command} for does, command in ways],
     }
 
 
@@ -258,7 +254,7 @@ def _lost_with_it(facts: TicketFacts) -> Iterator[Reason]:
         yield Reason("owners_lost", f"{text}, so fewer and fewer others run beside it.")
 
 
-def _explained(facts: TicketFacts) -> _Told:
+def _explained(facts: TicketFacts) -> Iterator[Reason]:
     if facts.kind == "unreadable":
         return _unreadable(facts)
     if facts.kind == "halted":
@@ -270,7 +266,7 @@ def _explained(facts: TicketFacts) -> _Told:
     ):
         return _put_off(facts)
     if facts.kind == "owned" and facts.owner is not None:
-        return _owned(facts, facts.owner)
+        return _owned(facts, facts.owner) if facts.owner.state else _lost(facts, facts.owner)
     given_back = facts.kind in ("returned", "put_off")
     if given_back or facts.parked or (facts.board is not None and facts.board.parked):
         return _waiting(facts, TicketState(facts.kind) if given_back else TicketState.WAITING)
@@ -282,65 +278,61 @@ def _explained(facts: TicketFacts) -> _Told:
 # ---- an owner has it -------------------------------------------------------------------------------------------------
 
 
-def _owned(facts: TicketFacts, owner: OwnerFacts) -> _Told:
-    if not owner.state:
-        return _lost(facts, owner)
+def _owned(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
     head = next((told[entry_id] for entry_id in facts.ids if entry_id in told), None)
     run = next((entry for entry in told.values() if entry.state == "running"), None) or head
-    state, reason, waits_for, until_ms = _doing(facts, owner, run)
-    reasons = [
-        reason,
-        *_recalled(facts, owner),
-        *_lease(facts, owner),
-        *_behind(facts, run.id if run is not None else facts.ids[0] if facts.ids else b"?"),
-    ]
+    yield _doing(facts, owner, run)
+    yield from (*_recalled(facts, owner), *_lease(facts, owner))
+    yield from _behind(facts, run.id if run is not None else _first_of_record(facts))
     if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread or facts.rules:
-        reasons += _later(facts, owner)
-    return _Told(state, reasons, waits_for, until_ms)
+        yield from _later(facts, owner)
 
 
-def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, Reason, str, int]:
+def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> Reason:
     name, fence = owner.name, f"fencing token {facts.fence}"
     if run is None:
-        first = facts.ids[0] if facts.ids else b"?"
+        first = _first_of_record(facts)
         before = facts.attempts.get(first, NEVER)
         past = f"; attempts before: {attempts_told(before.starts, before.failures)}" if before.starts else ""
         text = f"{_id(first)} was handed over to {name}{_since_fence(facts)} ({fence}{past})"
         if facts.told is not None:
             text = f"{text}; it is on its way into a lane there, or has just ended"
-            return TicketState.HANDED_OVER, Reason("on_the_way", text), name, 0
+            return Reason("on_the_way", text, TicketState.HANDED_OVER, name)
         silent = f"{name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"
-        return TicketState.HANDED_OVER, Reason("owner_silent", f"{text}; {silent}"), name, 0
-    most = facts.told.max_attempts if facts.told is not None else 0
-    known = facts.attempts.get(run.id, NEVER)
-    attempt = _attempt(run.attempt, known.failures + 1, most)
-    if run.state == "running" and run.runs_apart:
-        text = f"{_id(run.id)} has run on {name} for {_for(facts, run.started_ms)}, in a process of its own"
-        text = f"{text}: {attempt}, {fence}. {_suspicion(facts, run.id)}."
-        return TicketState.RUNNING, Reason("suspect_runs", text), f"the handler on {name}", 0
+        return Reason("owner_silent", f"{text}; {silent}", TicketState.HANDED_OVER, name)
+    what, known, most = _id(run.id), facts.attempts.get(run.id, NEVER), facts.told.max_attempts if facts.told else 0
     if run.state == "running":
-        text = f"{_id(run.id)} has run on {name} for {_for(facts, run.started_ms)}: {attempt}, {fence}"
-        return TicketState.RUNNING, Reason("handler_runs", text), f"the handler on {name}", 0
+        code, text = "handler_runs", f"{what} has run on {name} for {_for(facts, run.started_ms)}"
+        attempt = f"{_attempt(run.attempt, known.failures + 1, most)}, {fence}"
+        if run.runs_apart:
+            code, text = "suspect_runs", f"{text}, in a process of its own"
+            attempt = f"{attempt}. {_suspicion(facts, run.id)}."
+        return Reason(code, f"{text}: {attempt}", TicketState.RUNNING, f"the handler on {name}")
     if run.state == "waiting":
-        due = span(run.due_ms - facts.now_ms)
+        due, its_next = (
+            span(run.due_ms - facts.now_ms),
+            (TicketState.RETRYING, f"its next attempt on {name}", run.due_ms),
+        )
         if not run.attempt:
-            paced = f"{_id(run.id)} waits on {name} ({fence}): its handler's rate lets it start in {due}"
-            return TicketState.HANDED_OVER, Reason("handler_rate", paced), f"its turn on {name}", run.due_ms
+            text = f"{what} waits on {name} ({fence}): its handler's rate lets it start in {due}"
+            return Reason("handler_rate", text, TicketState.HANDED_OVER, f"its turn on {name}", run.due_ms)
         if alike := told_alike(facts.error):
-            text = f"{_id(run.id)} ({name}, {fence}) {alike}. Its turn comes in {due}."
-            return TicketState.RETRYING, Reason("fails_alike", text), "a try that succeeds", run.due_ms
+            text = f"{what} ({name}, {fence}) {alike}. Its turn comes in {due}."
+            return Reason("fails_alike", text, TicketState.RETRYING, "a try that succeeds", run.due_ms)
         if known.put_off:
-            asked = f"{_id(run.id)} asked {name} ({fence}) to call it again in {due} (start {run.attempt})"
-            return TicketState.RETRYING, Reason("retry_later", asked), f"its next attempt on {name}", run.due_ms
-        failed = f"{_id(run.id)}: {_attempt(run.attempt, known.failures, most)} failed on {name} ({fence})"
-        failed = f"{failed}. Next attempt in {due}."
-        return TicketState.RETRYING, Reason("retry_backoff", failed), f"its next attempt on {name}", run.due_ms
+            return Reason(
+                "retry_later",
+                f"{what} asked {name} ({fence}) to call it again in {due} (start {run.attempt})",
+                *its_next,
+            )
+        failed = f"{what}: {_attempt(run.attempt, known.failures, most)} failed on {name} ({fence})"
+        return Reason("retry_backoff", f"{failed}. Next attempt in {due}.", *its_next)
     if run.state == "apart":
-        text = f"{_id(run.id)} waits on {name} ({fence}) for a process of its own. {_suspicion(facts, run.id)}."
-        return TicketState.HANDED_OVER, Reason("suspect_apart", text), f"a process of its own on {name}", 0
-    text = f"was handed over to {name}{_since_fence(facts)} ({fence}) and waits there for a free handler slot"
-    return TicketState.HANDED_OVER, Reason("waits_for_slot", f"{_id(run.id)} {text}"), f"a handler slot on {name}", 0
+        text = f"{what} waits on {name} ({fence}) for a process of its own. {_suspicion(facts, run.id)}."
+        return Reason("suspect_apart", text, TicketState.HANDED_OVER, f"a process of its own on {name}")
+    text = f"{what} was handed over to {name}{_since_fence(facts)} ({fence}) and waits there for a free handler slot"
+    return Reason("waits_for_slot", text, TicketState.HANDED_OVER, f"a handler slot on {name}")
 
 
 def _suspicion(facts: TicketFacts, entry_id: bytes) -> str:
@@ -379,54 +371,54 @@ def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
         yield Reason("owner_paused", f"{owner.paused.who or 'somebody'} {text}: {later}")
 
 
-def _lost(facts: TicketFacts, owner: OwnerFacts) -> _Told:
-    first = facts.ids[0] if facts.ids else b"?"
+def _lost(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
+    first = _first_of_record(facts)
+    died = f"consumer {owner.name} died with {_id(first)}"
     if facts.leader is None:
-        lost = Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended")
-        return _Told(TicketState.RECOVERING, (lost, _no_leader()), "a master that leads")
+        yield Reason("owner_lost", f"{died}: its lease has ended", TicketState.RECOVERING, "a master that leads")
+        yield _no_leader()
+        return
     by = f"the leader {facts.leader} takes its messages back, oldest first, and hands them over under a new fencing"
     by = f"{by} token, in {span(facts.lease_ms)} at the latest"
     successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
-    text = f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}{successor}"
-    reasons, until = (Reason("owner_lost", text), *_behind(facts, first)), facts.now_ms + facts.lease_ms
-    return _Told(TicketState.RECOVERING, reasons, "its recovery by the leader", until)
+    text, until_ms = f"{died} (fencing token {facts.fence}): {by}{successor}", facts.now_ms + facts.lease_ms
+    yield Reason("owner_lost", text, TicketState.RECOVERING, "its recovery by the leader", until_ms)
+    yield from _behind(facts, first)
 
 
 # ---- nobody has it ---------------------------------------------------------------------------------------------------
 
 
-def _waiting(facts: TicketFacts, where: str) -> _Told:
+def _waiting(facts: TicketFacts, where: str) -> Iterator[Reason]:
     rule = facts.rules[0] if facts.rules else None
     first = next(iter((*facts.ids, *facts.parked, *facts.unread)), b"")
     what = _id(first) if first else "its next message"
     is_held = where != TicketState.UNREAD or (rule is not None and rule.target in (Target.STREAM, Target.EVERYTHING))
-    obstacle, waits_for, until_ms = _obstacle(facts, rule, what, where)
+    obstacle = _obstacle(facts, rule, what, where)
     state = TicketState.PAUSED if obstacle.code == "rule_pause" and is_held else where
     if where == TicketState.WAITING and obstacle.code in _QUEUES and facts.queue is not None:
         state = TicketState.QUEUED
-    reasons = [obstacle, *_place(facts, first, what, where), *_behind(facts, first)]
+    yield obstacle._replace(state=state)
+    yield from (*_place(facts, first, what, where), *_behind(facts, first))
     if not obstacle.code.startswith("rule_"):
-        reasons += _rule_too(facts)
-    return _Told(state, reasons, waits_for, until_ms)
+        yield from _rule_too(facts)
 
 
-def _put_off(facts: TicketFacts) -> _Told:
+def _put_off(facts: TicketFacts) -> Iterator[Reason]:
     """Explain a ticket that was given back until a time, which Redis keeps: no consumer and no restart shortens it."""
-    first, due = facts.ids[0] if facts.ids else b"?", span(facts.due_ms - facts.now_ms)
+    first, due = _first_of_record(facts), span(facts.due_ms - facts.now_ms)
     known, until = facts.attempts.get(first, NEVER), f"{time_of_day(facts.due_ms)}, in {due}"
-    told = f"{_id(first)} asked to be called again at {until}"
-    if known.failures:
-        most = facts.error.most if facts.error is not None else 0
-        told = f"{_id(first)}: {_attempt(known.starts, known.failures, most)} failed. Next attempt at {until}."
-    elif not known.starts:
-        told = f"{_id(first)} waits until {until}: {OUTAGE}"
-    reason = Reason("put_off", told)
     if alike := told_alike(facts.error):
-        reason = Reason("fails_alike", f"{_id(first)} {alike}. Its turn comes in {due} at the latest.")
-    reasons = [reason, *_behind(facts, first)]
-    reasons += _rule_too(facts)
-    state = TicketState.RETRYING if known.failures or alike else TicketState.PUT_OFF
-    return _Told(state, reasons, "a try that succeeds" if alike else "its time", facts.due_ms)
+        text = f"{_id(first)} {alike}. Its turn comes in {due} at the latest."
+        yield Reason("fails_alike", text, TicketState.RETRYING, "a try that succeeds", facts.due_ms)
+    elif known.failures:
+        attempt = _attempt(known.starts, known.failures, facts.error.most if facts.error is not None else 0)
+        text = f"{_id(first)}: {attempt} failed. Next attempt at {until}."
+        yield Reason("put_off", text, TicketState.RETRYING, "its time", facts.due_ms)
+    else:
+        text = f"asked to be called again at {until}" if known.starts else f"waits until {until}: {OUTAGE}"
+        yield Reason("put_off", f"{_id(first)} {text}", TicketState.PUT_OFF, "its time", facts.due_ms)
+    yield from (*_behind(facts, first), *_rule_too(facts))
 
 
 def _place(facts: TicketFacts, first: bytes, what: str, where: str) -> Iterator[Reason]:
@@ -442,117 +434,109 @@ def _place(facts: TicketFacts, first: bytes, what: str, where: str) -> Iterator[
         yield Reason("unread", f"the leader has not read {what}{_sent(facts, first)} yet; {lag}")
 
 
-def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> tuple[Reason, str, int]:
-    crowd = facts.crowd
+def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> Reason:
+    crowd, board = facts.crowd, facts.board or BoardFacts("", 0, False)
+    is_slowed = rule is not None and rule.action is RuleAction.SLOW
     if facts.leader is None:
-        return _no_leader(), "a master that leads", 0
+        return _no_leader()
     if rule is not None and rule.action is RuleAction.PAUSE:
-        return Reason("rule_pause", f"{what} waits because the ticket is {rule.told()}"), "the rule to be lifted", 0
+        text = f"{what} waits because the ticket is {rule.told()}"
+        return Reason("rule_pause", text, waits_for="the rule to be lifted")
     if not facts.has_group:
         text = "the consumer group is gone: the leader makes it again, where it was"
-        return Reason("no_group", text), "the group", 0
+        return Reason("no_group", text, waits_for="the group")
     if not crowd.total():
         text = f"{what} waits for a consumer, and none is alive (is `usher consumer` running?)"
-        return Reason("no_consumers", text), "a consumer", 0
+        return Reason("no_consumers", text, waits_for="a consumer")
     if not crowd["live"]:
         told = ", ".join(f"{crowd[state]} {state}" for state in ("starting", "paused", "draining", "revoked"))
         way = "; `usher consumers resume NAME` ends an operator's drain" if crowd["paused"] else ""
         text = f"{what} waits: of {pluralize(crowd.total(), 'consumer')} none takes work ({told}){way}"
-        return Reason("none_accepts", text), "a consumer that takes work", 0
-    if rule is not None and rule.action is RuleAction.SLOW and facts.board is not None and facts.board.due_ms:
-        due_ms = facts.board.due_ms
-        text = f"{what} waits {span(due_ms - facts.now_ms)} more: the ticket is {rule.told()}"
-        return Reason("rule_slow", text), "its turn by the rule", due_ms
-    if (turn := _turn(facts, what, where)) is not None:
-        return turn
-    if facts.board is not None and facts.board.standing not in ("", "open"):
-        text = f"{what} waits until the leader has found out who has the ticket ({facts.board.standing})"
-        return Reason("leader_unsure", text), "the leader", 0
-    if where == TicketState.UNREAD:
-        text = f"the leader {facts.leader} has not come to {what} yet: it reads the stream in order"
-        return Reason("lag", text), "the leader to read it", 0
-    slowed = ""
-    if rule is not None and rule.action is RuleAction.SLOW:
-        slowed = f", as fast as its rule lets it ({rule.told()})"
-    text = f"the leader {facts.leader} hands {what} over {_SOON}{slowed}"
-    return Reason("about_to_move", text), "the leader", 0
-
-
-def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] | None:
+        return Reason("none_accepts", text, waits_for="a consumer that takes work")
+    if rule is not None and is_slowed and board.due_ms:
+        text = f"{what} waits {span(board.due_ms - facts.now_ms)} more: the ticket is {rule.told()}"
+        return Reason("rule_slow", text, waits_for="its turn by the rule", until_ms=board.due_ms)
     queue = facts.queue if facts.queue is not None and facts.queue.seconds > _MOMENTS_S else None
     behind = f"; {queue.text}" if queue is not None else ""
-    if facts.board is not None and facts.board.turn:
-        text = f"{what} waits for its turn: {facts.board.turn}{behind}"
-        return Reason("waits_for_turn", text), "its turn", facts.board.due_ms
-    if where == TicketState.UNREAD and facts.board is not None and facts.board.is_full:
+    if board.turn:
+        text = f"{what} waits for its turn: {board.turn}{behind}"
+        return Reason("waits_for_turn", text, waits_for="its turn", until_ms=board.due_ms)
+    if where == TicketState.UNREAD and board.is_full:
         text = f"the leader does not read {what} yet: it has as many waiting messages as it may"
-        return Reason("waiting_limit", text), "others to be done", 0
+        return Reason("waiting_limit", text, waits_for="others to be done")
     if facts.room <= 0:
-        text = f"{what} waits for room: {pluralize(facts.crowd['live'], 'consumer')} that take work, all full{behind}"
-        return Reason("consumers_full", text), "room on a consumer", 0
+        text = f"{what} waits for room: {pluralize(crowd['live'], 'consumer')} that take work, all full{behind}"
+        return Reason("consumers_full", text, waits_for="room on a consumer")
     if queue is not None and where != TicketState.UNREAD:
-        return Reason("waits_for_turn", f"{what} waits for its turn {queue.text}"), "its turn", 0
-    return None
+        return Reason("waits_for_turn", f"{what} waits for its turn {queue.text}", waits_for="its turn")
+    if board.standing not in ("", "open"):
+        text = f"{what} waits until the leader has found out who has the ticket ({board.standing})"
+        return Reason("leader_unsure", text, waits_for="the leader")
+    if where == TicketState.UNREAD:
+        text = f"the leader {facts.leader} has not come to {what} yet: it reads the stream in order"
+        return Reason("lag", text, waits_for="the leader to read it")
+    slowed = f", as fast as its rule lets it ({rule.told()})" if rule is not None and is_slowed else ""
+    text = f"the leader {facts.leader} hands {what} over {_SOON}{slowed}"
+    return Reason("about_to_move", text, waits_for="the leader")
 
 
 def _no_leader() -> Reason:
-    return Reason("no_leader", "no master leads, so nothing moves (is `usher master` running?)")
+    text = "no master leads, so nothing moves (is `usher master` running?)"
+    return Reason("no_leader", text, waits_for="a master that leads")
 
 
 # ---- an operator's business ------------------------------------------------------------------------------------------
 
 
-def _halted(facts: TicketFacts) -> _Told:
-    first, letter = (facts.ids[0] if facts.ids else b"?"), facts.letter
-    ticket = shlex.quote(facts.ticket_id)
+def _halted(facts: TicketFacts) -> Iterator[Reason]:
+    first, letter, ticket = _first_of_record(facts), facts.letter, shlex.quote(facts.ticket_id)
+    text = f"halted: {_id(first)} became a dead letter that was not found"
     if letter is not None:
-        when = f"{_ago(facts, letter.written_ms)} after {pluralize(letter.attempts, 'attempt', 'attempts')}"
+        when = f"{_ago(facts, letter.written_ms)} after {pluralize(letter.attempts, 'attempt')}"
         text = f"halted: {_id(first)} became a dead letter {when} ({letter.why})"
-    else:
-        text = f"halted: {_id(first)} became a dead letter that was not found"
     is_gone = letter is None and facts.letters_are_all
-    reasons = [Reason("halted", f"{text}; the ticket waits for an operator"), *_behind(facts, first)]
-    if letter is None and not is_gone:
-        reasons.append(Reason(LETTER_UNKNOWN, "that letter may be there all the same: not all were searched"))
-    commands = (
+    ways = (
         ("runs it again, then what is behind it", f"usher dead redrive --all --ticket {ticket}"),
         ("goes on without it", f"usher dead drop --all --ticket {ticket}"),
         *((("runs it again where that letter is gone", f"usher tickets retry {ticket}"),) if is_gone else ()),
     )
-    if facts.leader is None:
-        reasons.append(_no_leader())
-    reasons += _rule_too(facts, "a rule holds too, also after that")
-    waits_for = "an operator: redrive or drop its dead letter"
-    return _Told(TicketState.HALTED, reasons, waits_for, ways=commands)
-
-
-def _unreadable(facts: TicketFacts) -> _Told:
-    text = "the ticket's record in the index cannot be read (did somebody write it by hand?): repair or delete it, and"
-    reason = Reason("record_unreadable", f"{text} the ticket moves again")
-    command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
-    ways = (("forgets the record; the sweep finds its pending entries again", command),)
-    return _Told(TicketState.UNREADABLE, (reason,), "an operator", ways=ways)
-
-
-def _delayed(facts: TicketFacts) -> Iterator[Reason]:
-    at_least, are = "" if facts.delayed_is_exact else "at least ", "is" if facts.delayed == 1 else "are"
-    due = f"due in {span(facts.due_ms - facts.now_ms)}" if facts.due_ms > facts.now_ms else "due now"
-    first, many = "" if facts.delayed == 1 else "the first is ", pluralize(facts.delayed, "message")
-    yield Reason("delayed", f"{at_least}{many} of the ticket {are} delayed, {first}{due}")
+    halted = TicketState.HALTED, "an operator: redrive or drop its dead letter", 0, ways
+    yield Reason("halted", f"{text}; the ticket waits for an operator", *halted)
+    yield from _behind(facts, first)
+    if letter is None and not is_gone:
+        yield Reason(LETTER_UNKNOWN, "that letter may be there all the same: not all were searched")
     if facts.leader is None:
         yield _no_leader()
+    yield from _rule_too(facts, "a rule holds too, also after that")
 
 
-def _nothing(facts: TicketFacts) -> _Told:
+def _unreadable(facts: TicketFacts) -> Iterator[Reason]:
+    text = "the ticket's record in the index cannot be read (did somebody write it by hand?): repair or delete it, and"
+    command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
+    way = ("forgets the record; the sweep finds its pending entries again", command)
+    text = f"{text} the ticket moves again"
+    yield Reason("record_unreadable", text, TicketState.UNREADABLE, "an operator", ways=(way,))
+
+
+def _nothing(facts: TicketFacts) -> Iterator[Reason]:
+    if facts.delayed:
+        at_least, are = "" if facts.delayed_is_exact else "at least ", "is" if facts.delayed == 1 else "are"
+        due = f"due in {span(facts.due_ms - facts.now_ms)}" if facts.due_ms > facts.now_ms else "due now"
+        first, many = "" if facts.delayed == 1 else "the first is ", pluralize(facts.delayed, "message")
+        lists = f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}"
+        delayed = TicketState.DELAYED, "its time", facts.due_ms, [("shows them; `usher delayed drop` ends them", lists)]
+        yield Reason("delayed", f"{at_least}{many} of the ticket {are} delayed, {first}{due}", *delayed)
+        if facts.leader is None:
+            yield _no_leader()
     sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered and facts.gathered_is_exact
-    code = "not_looked_through"
+    letter, code = facts.last_letter, "not_looked_through"
     if facts.not_gathered:
         at_least = "" if facts.gathered_is_exact else "at least "
         waits = f"{at_least}{pluralize(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be"
         text = f"the ticket has nothing in the work stream; {waits} gathered, and some may belong to it"
         code = "not_gathered"
     elif sure:
-        ends = "" if facts.last_letter is not None else ": everything is finished, or nothing was ever sent"
+        ends = "" if letter is not None else ": everything is finished, or nothing was ever sent"
         if not facts.letters_are_all:
             ends = "; it may have a dead letter: not all were searched"
         code, text = "nothing_to_do", f"the ticket has nothing unread, waiting or in processing{ends}"
@@ -562,27 +546,23 @@ def _nothing(facts: TicketFacts) -> _Told:
     else:
         text = "the ticket has nothing in processing; more is unread or waiting than was searched, so it may be further"
         text = f"{text} behind"
-    reasons = [Reason(code, text)]
+    yield Reason(code, text, TicketState.IDLE if sure else TicketState.NOT_FOUND)
     if facts.by_stream and "/" not in facts.ticket_id:
         of_streams = "with several streams, ask for STREAM/ID"
-        reasons.append(Reason("by_stream", f"{of_streams}, such as shop:3/{facts.ticket_id}"))
-    letter = facts.last_letter
-    commands: tuple[tuple[str, str], ...] = ()
+        yield Reason("by_stream", f"{of_streams}, such as shop:3/{facts.ticket_id}")
     if letter is not None:
         how = f"{_ago(facts, letter.written_ms)} ({letter.why})"
-        reasons.append(Reason("has_dead_letter", f"its message {_id(letter.message_id)} became a dead letter {how}"))
-        commands = (("runs it again, as a new message", f"usher dead redrive {_id(letter.id)}"),)
-    reasons += _rule_too(facts, "a rule waits for it")
-    if facts.delayed:
-        lists = f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}"
-        commands = (("shows them; `usher delayed drop` ends them", lists), *commands)
-        reasons = [*_delayed(facts), *reasons]
-        return _Told(TicketState.DELAYED, reasons, "its time", facts.due_ms, commands)
-    state = TicketState.IDLE if sure else TicketState.NOT_FOUND
-    return _Told(state, reasons, ways=commands)
+        way = ("runs it again, as a new message", f"usher dead redrive {_id(letter.id)}")
+        text = f"its message {_id(letter.message_id)} became a dead letter {how}"
+        yield Reason("has_dead_letter", text, ways=(way,))
+    yield from _rule_too(facts, "a rule waits for it")
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def _first_of_record(facts: TicketFacts) -> bytes:
+    return facts.ids[0] if facts.ids else b"?"
 
 
 def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
