@@ -38,6 +38,7 @@ from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.message import as_mapping, first_value, ticket_value
 from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses
 from usher.common.protocol.mishaps import told as told_of
+from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import DONE, MERGED
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD
@@ -721,11 +722,17 @@ class TicketFeed(Service):
             return []
 
     def _handed_meanwhile(self, ticket: bytes, completed: Sequence[Event]) -> list[Event]:
+        """Return the hand-overs of messages that were done before a look at the index has seen them."""
         handed = self._seen.get(ticket, {"message_ids": ()})["message_ids"]
         return [
-            Event(ticket, "hand_over", _hand_over_of(one.data))
-            for one in completed
-            if one.data["message_id"] not in handed
+            Event(
+                ticket,
+                "hand_over",
+                {"ticket_id": ran["ticket_id"], "owner": ran["consumer"], "consumer_name": name_of(ran["consumer"])}
+                | {"fence": ran["fence"], "time_ms": ran["start_us"] // 1000, "message_ids": [ran["message_id"]]},
+            )
+            for ran in (one.data for one in completed)
+            if ran["message_id"] not in handed
         ]
 
     def _send(self, follower: Follower, events: Sequence[Event]) -> None:
@@ -805,10 +812,3 @@ class TicketFeed(Service):
 def _gap(ticket: bytes, source: int, last: bytes) -> Event:
     facts = {"ticket_id": ticket.decode(errors="replace"), "time_ms": milliseconds(last)}
     return Event(ticket, "gap", facts | {"source": SOURCES[source], "after": last.decode()})
-
-
-def _hand_over_of(completed: dict[str, Any]) -> dict[str, Any]:
-    owner = str(completed["consumer"])
-    facts = {"ticket_id": completed["ticket_id"], "owner": owner, "consumer_name": owner.rpartition(":")[0]}
-    facts |= {"fence": completed["fence"]}
-    return {**facts, "time_ms": completed["start_us"] // 1000, "message_ids": [completed["message_id"]]}

@@ -566,7 +566,7 @@ class TicketHistory:
         state = TicketState.UNREAD if is_unread else None
         if group is not None and pending:
             state = BY_OWNER.get(bytes(pending[0][1]), TicketState.HANDED_OVER)
-        ticket, last = ticket_value(flat, self._field.encode()), decode_error(error)
+        ticket = ticket_value(flat, self._field.encode())
         due, uid, replayed = (first_value(flat, name) or b"" for name in (DUE_FIELD, UID_FIELD, REPLAY_OF))
         told: dict[str, Any] = {"message_id": message_id, "state": state, "sent_ms": milliseconds(entry_id)}
         told |= {"ticket_id": None if ticket is None else ticket.decode(errors="replace")}
@@ -577,10 +577,8 @@ class TicketHistory:
         told |= {"due_ms": int(due.partition(b".")[0]) if due.partition(b".")[0].isdigit() and len(due) <= 20 else None}
         told |= {"replay_of": _id_or_none(replayed.decode(errors="replace"), message_id)}
         told |= {"redriven_from": _id_or_none(uid.decode(errors="replace"), message_id) if not replayed else None}
-        attempts = NEVER if noted is None else decode(noted)
-        told |= {"attempts": attempts.starts, "charged": attempts.failures}
         told |= {"traceback": (traceback or b"").decode(errors="replace")}
-        return told | {"last_error": last and last._asdict() | {"told": last.told}}
+        return told | tried(_attempts(noted), decode_error(error))
 
     def again(self, message_id: str) -> dict[str, Any]:
         """Return the redrives and replays of a message, as far as one piece goes back."""
