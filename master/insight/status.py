@@ -165,7 +165,11 @@ class StatusReader:
         self._keys, self._stream, self._scripts = keys, TicketStream(link, keys), ScriptRunner(link)
         self._letters, self._scanning = DeadLetters(link, keys), threading.Lock()
         self._scan: Scan | None = None
-        self._kept_sources = Kept(_SOURCES_KEPT_S, self._sources.overview) if self._sources is not None else None
+        #: Returns the progress of gathering several ticket streams (see SourcesReader), at most some seconds old; None
+        #: when there is one stream, which is worked on as it is.
+        self.sources: Callable[[], dict[str, Any] | None] = lambda: None
+        if self._sources is not None:
+            self.sources = Kept(_SOURCES_KEPT_S, self._sources.overview)
 
     def overview(self) -> dict[str, Any]:
         """Return stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in
@@ -177,11 +181,6 @@ class StatusReader:
         trouble = write_trouble(*told_of)
         last_loss = next((told(loss) for loss in parse_losses(losses)), None)
         return seen | {"write_trouble": None if trouble is None else trouble.text, "last_loss": last_loss}
-
-    def sources(self) -> dict[str, Any] | None:
-        """Return the progress of gathering several ticket streams (see SourcesReader), at most some seconds old; None
-        when there is one stream, which is worked on as it is."""
-        return self._kept_sources() if self._kept_sources is not None else None
 
     def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
         """Return rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""

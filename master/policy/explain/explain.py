@@ -758,15 +758,13 @@ def describe(one: Looked, since: int, parked: Parked, now_ms: int) -> dict[str, 
 
 #: Rows that a group shows; the others are counted.
 SHOWN = 20
-#: Most groups; tickets of further ones are counted as "others".
+#: Most groups that are told apart.
 _MOST = 200
 GroupKey = tuple[str, str]
 #: Words for states whose own text is another one for each ticket.
 _ALL_ALIKE = {TicketState.QUEUED: "for their turn", TicketState.PUT_OFF: "asked to be called again later"}
 #: The group of what is in none of the named ones.
 FURTHER = "further"
-_FURTHER = {"state": FURTHER, "error": "", "at": "", "alike": False, "rows": []}
-_FURTHER |= {"tickets_are_all": True, "messages_are_all": False}
 
 
 def key_of(row: Mapping[str, Any]) -> GroupKey:
@@ -783,23 +781,22 @@ def key_of(row: Mapping[str, Any]) -> GroupKey:
 class TicketGroups:
     """Groups, as their tickets are added one by one. Only a bounded number of rows is kept, the oldest ones."""
 
-    def __init__(self, groups: Mapping[GroupKey, dict[str, Any]] = MappingProxyType({}), others: int = 0) -> None:
-        self._groups, self.others = {key: group | {"rows": [*group["rows"]]} for key, group in groups.items()}, others
+    def __init__(self, groups: Mapping[GroupKey, dict[str, Any]] = MappingProxyType({})) -> None:
+        self._groups = {key: group | {"rows": [*group["rows"]]} for key, group in groups.items()}
 
     def copied(self) -> TicketGroups:
-        return TicketGroups(self._groups, self.others)
+        return TicketGroups(self._groups)
 
     def add(self, row: dict[str, Any], are_all: bool = True) -> None:
         """Add a ticket. ``are_all``: no others of its kind may be left out."""
-        key = key_of(row)
-        group = self._groups.get(key)
-        if group is None:
-            if len(self._groups) >= _MOST:
-                self.others += 1
-                return
-            names = {"state": key[0], "text": key[1], "error": row["error"], "at": row["at"], "alike": False}
-            group = {**names, "tickets": 0, "messages": 0, "messages_are_all": True, "since_ms": row["since_ms"]}
-            self._groups[key] = group = group | {"rows": [], "tickets_are_all": True}
+        key, error, at = key_of(row), row["error"], row["at"]
+        if key not in self._groups and len(self._groups) >= _MOST:
+            key, error, at = (FURTHER, f"further errors, more than {_MOST} in all"), "", ""
+        if (group := self._groups.get(key)) is None:
+            group = {"state": key[0], "text": key[1], "error": error, "at": at, "alike": False, "rows": []}
+            group |= {"tickets": 0, "tickets_are_all": True, "messages": 0, "messages_are_all": True}
+            group["since_ms"] = row["since_ms"]
+            self._groups[key] = group
         group["tickets"] += 1
         group["tickets_are_all"] = group["tickets_are_all"] and are_all
         group["alike"] = group["alike"] or row.get("alike", False)
@@ -820,10 +817,6 @@ class TicketGroups:
             for group in self._groups.values()
             for is_all in (are_all and group["tickets_are_all"],)
         ]
-        if self.others:
-            text = f"further errors, more than {_MOST} in all"
-            since_ms = min(group["since_ms"] for group in known)
-            known.append(dict(_FURTHER, text=text, tickets=self.others, messages=self.others, since_ms=since_ms))
         both = [group | {"told": told(group), "what": what(group)} for group in known]
         ranks = {state: at for at, state in enumerate(LISTED)}  # what needs somebody comes first
         return sorted(both, key=lambda one: (ranks.get(one["state"], len(ranks)), -one["tickets"], one["text"]))
