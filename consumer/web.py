@@ -77,39 +77,28 @@ def describe_ticket(
     (``waiting``), are queued, or wait for a child process (``apart``), in that order; one that runs in a child process
     says so. A message that has ended and is not acknowledged yet is in none of them. It is read in passing: nothing is
     kept for this."""
-    now_ms = wall_ms()
-    running = journal.running(ticket)
+    now_ms, running = wall_ms(), journal.running(ticket)
     with lanes.lock:
         queued, due_s, is_apart = lanes.look(ticket)
-    entries = [
-        _entry(left.stream_id, "running", left.before.starts, started_ms=left.start_us // 1000) | {"apart": is_apart}
+    entries: list[dict[str, Any]] = [
+        _entry(left.stream_id, "running", left.before.starts, left.start_us // 1000) | {"apart": is_apart}
         for left in running
     ]
-    names = {left.stream_id for left in running}
-    first = "apart" if is_apart else "waiting" if due_s is not None else "queued"
-    due_ms = now_ms + int(1000 * (due_s - now_s())) if due_s is not None else 0
-    for number, message in enumerate(queued[:_MOST]):
+    names, states = {left.stream_id for left in running}, ["queued"] * min(_MOST, len(queued))
+    if states and not running:
+        states[0] = "apart" if is_apart else "waiting" if due_s is not None else "queued"
+    due_ms = now_ms + int(1000 * (due_s - now_s())) if due_s is not None and not running else None
+    for message, state in zip(queued, states, strict=False):
         if message.stream_id not in names:
-            is_first = number == 0 and not running
-            entries.append(
-                _entry(
-                    message.stream_id,
-                    first if is_first else "queued",
-                    message.attempt,
-                    due_ms=due_ms if is_first else 0,
-                )
-            )
+            entries.append(_entry(message.stream_id, state, message.attempt, due_ms=due_ms))
+        due_ms = None  # of the others
     return {"incarnation": incarnation, "time_ms": now_ms, "max_attempts": max_attempts, "entries": entries}
 
 
-def _entry(entry_id: bytes, state: str, attempt: int, started_ms: int = 0, due_ms: int = 0) -> dict[str, Any]:
-    return {
-        "id": entry_id.decode(),
-        "state": state,
-        "attempt": attempt,
-        "started_ms": started_ms or None,
-        "due_ms": due_ms or None,
-    }
+def _entry(
+    entry_id: bytes, state: str, attempt: int, started_ms: int | None = None, due_ms: int | None = None
+) -> dict[str, Any]:
+    return {"id": entry_id.decode(), "state": state, "attempt": attempt, "started_ms": started_ms, "due_ms": due_ms}
 
 
 def _describe(program: ConsumerProgram, incarnation: Incarnation, journal: Journal) -> dict[str, Any]:

@@ -20,10 +20,10 @@ PACKAGES = ("common", "master", "consumer", "deploy")
 
 #: Library -> the only places that may import it. ``*`` also matches folders below.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
-    # bench/bare.py and the peers are what Usher is compared with: plain redis-py, and what stands on it.
+    # bench/handlers.py has, and the peers are, what Usher is compared with: plain redis-py, and what stands on it.
     "redis": (
         *("common/redis/client.py", "common/redis/endpoints.py", "common/redis/tracking.py"),
-        *("deploy/bench/bare.py", "benchmarks/peers/*.py"),
+        *("deploy/bench/handlers.py", "benchmarks/peers/*.py"),
     ),
     "hiredis": ("common/redis/*.py", "benchmarks/programs/simulated_consumers.py"),
     "requests": ("common/observability/metrics.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
@@ -159,7 +159,7 @@ THREADS_IN = (
 ENVIRONMENT_IN = (
     *("*/__main__.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py", "common/redis/embedded.py"),
     *("consumer/torture/pytest_plugin.py", "deploy/demo/handlers.py", "deploy/bench/*.py"),
-    *("benchmarks/rig/recording.py", "consumer/torture/harness.py", "examples/sinks.py", "common/base/durations.py"),
+    *("benchmarks/rig/recording.py", "consumer/torture/stage.py", "examples/sinks.py", "common/base/durations.py"),
     *("examples/request_reply.py", "usher/page.py", "usher/management/commands/usher.py"),
 )
 

@@ -101,7 +101,7 @@ HIDDEN: dict[str, str] = {
     "embedded-redis": "common.redis.embedded:main",
     "supervisord": "deploy.local.up:supervisord",
     "handler-process": "consumer.isolation.child:main",
-    "torture-stage": "consumer.torture.harness:main",
+    "torture-stage": "consumer.torture.stage:main",
     "preflight": "deploy.local.up:preflight",
 }
 

@@ -116,7 +116,7 @@ class HandlerUnusable(UsherError):
     """The handler named by USHER_HANDLER cannot be used."""
 
 
-_LONGEST_WAIT_S = 10 * 365 * 86_400.0
+LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
 
 class RetryLater(UsherError):
@@ -130,7 +130,7 @@ class RetryLater(UsherError):
         seconds = after_s.total_seconds() if hasattr(after_s, "total_seconds") else after_s
         if not isinstance(seconds, (int, float)):
             raise TypeError(f"RetryLater takes seconds as a number, or a timedelta (not {after_s!r})")
-        if not seconds <= _LONGEST_WAIT_S:  # nor a NaN
+        if not seconds <= LONGEST_WAIT_S:  # nor a NaN
             raise ValueError(f"RetryLater takes seconds, at most ten years of them (not {after_s!r})")
         self.after_s, self.is_away = float(seconds), is_away
         super().__init__(reason or f"the handler asked to be called again in {seconds:g} s")

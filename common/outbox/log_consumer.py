@@ -22,15 +22,12 @@ says what a record that can never be handled does (``on_error``), and for how lo
 from __future__ import annotations
 
 import contextlib
-import enum
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from typing import Any, NamedTuple
-
-import orjson
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.callables import unfinished_kind
@@ -54,7 +51,6 @@ from usher.common.protocol.stream_id import ZERO, Span, after, before, rank
 from usher.common.redis.client import Link
 from usher.common.redis.endpoints import near
 from usher.common.redis.replies import Entry, span_of
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.router.router import StreamRouter
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.signals import UntilSignal
@@ -65,6 +61,8 @@ __all__ = ["LogConsumer", "LogLost", "Record"]
 _WAIT_S = 1.0
 #: Number of entries before the place of a reset that are known, should they come again.
 _RECALLED = 10_000
+#: Most uids in one question: a statement takes some ten thousand values.
+_ASKED_AT_ONCE = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _TOLD_EVERY_S = 60.0
 #: Redis stands still, and both sides hold the whole reply: a few entries show how large they are, and a read ends with
@@ -73,40 +71,33 @@ _ENOUGH_BYTES = 4 * 1024 * 1024
 _FIRST_PAGE, _GROWTH = 16, 4
 
 
-class Loss(enum.Enum):
-    ABOVE_END = "checkpoint_above_end"
-    BELOW_START = "checkpoint_below_start"
-    GONE = "checkpoint_entry_gone"
-
-
-_TOLD = {
-    Loss.ABOVE_END: "the stream ends below it: Redis has lost its data, or this is another stream",
-    Loss.BELOW_START: "the stream begins above it: entries that it has not read may have been cut",
-    Loss.GONE: "its entry is not in the stream: it was deleted, or Redis has lost its last moments and gone on",
-}
-
-
 class LogLost(UsherError):
     """The stream after a checkpoint is not the unread rest of what its reader has read. Nothing was handled; it stays
     like this until it is reset."""
 
-    def __init__(self, name: str, stream: str, last_id: bytes, loss: Loss, span: Span | None) -> None:
-        self.loss = loss
+    def __init__(self, name: str, stream: str, last_id: bytes, loss: str, span: Span | None) -> None:
+        self.loss, _, why = loss.partition(": ")
         first, last = (b"", b"") if span is None else (span.first or b"", span.last_generated)
         super().__init__(
-            f"{loss.value}: log consumer {name} has read {stream} up to {last_id.decode()}, but {_TOLD[loss]} (first"
+            f"{self.loss}: log consumer {name} has read {stream} up to {last_id.decode()}, but {why} (first"
             f" entry {first.decode() or 'none'}, last id {last.decode() or 'none'}). Compare its state with the source"
             " and reset it: LogConsumer.reset(last_id, state)"
         )
 
 
-def judge_loss(last_id: bytes, span: Span | None) -> Loss | None:
-    """Return why the entry of a checkpoint is missing; None when nothing after it can be lost. Pure."""
+def judge_loss(last_id: bytes, span: Span | None) -> str:
+    """Return why the entry of a checkpoint is missing, as name and sentence; "" when nothing after it can be lost.
+    Pure."""
     if span is None or rank(last_id) > rank(span.last_generated):
-        return Loss.ABOVE_END
+        return "checkpoint_above_end: the stream ends below it: Redis has lost its data, or this is another stream"
     if last_id == span.last_generated:
-        return None  # it never had a successor
-    return Loss.BELOW_START if span.first is None or rank(span.first) > rank(last_id) else Loss.GONE
+        return ""  # it never had a successor
+    if span.first is None or rank(span.first) > rank(last_id):
+        return "checkpoint_below_start: the stream begins above it: entries that it has not read may have been cut"
+    return (
+        "checkpoint_entry_gone: its entry is not in the stream: it was deleted, or Redis has lost its last moments and"
+        " gone on"
+    )
 
 
 def _next_page(page: int, room: int, seen: list[Entry]) -> int:
@@ -136,7 +127,6 @@ class StreamLog:
 
     def __init__(self, redis_url: str, stream: str, name: str, router: StreamRouter | None = None) -> None:
         self._link = Link(near(redis_url, stream), f"log:{name}")
-        self._scripts = ScriptRunner(self._link)
         self._keys = LogKeys(stream)
         self._router = router
 
@@ -166,8 +156,7 @@ class StreamLog:
         span = span_of(self._link, self._keys.stream)
         if found and span is not None and found[0].id == span.first == after(last_id):
             return found[:count]
-        loss = judge_loss(last_id, span)
-        if loss is not None:
+        if loss := judge_loss(last_id, span):
             raise LogLost(name, self._keys.stream, last_id, loss, span)
         return []  # entries that came between the two looks are read by the next one
 
@@ -207,7 +196,7 @@ class StreamLog:
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
         """Tell trimmers that everything from ``last_id`` on is needed; return False when a later version is noted."""
         args = (name, version, last_id, "1" if replace else "")
-        return bool(self._scripts.run("note_checkpoint", (self._keys.checkpoints,), args))
+        return bool(self._link.run("note_checkpoint", (self._keys.checkpoints,), args))
 
     def noted(self, name: str) -> int | None:
         value = self._link.call("HGET", self._keys.checkpoints, name)
@@ -291,6 +280,7 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
         self._log = StreamLog(redis_url, stream, name, router)
         self._start, self._batch, self._remember = start, batch, remember
         self._sql = {key: sa.text(query) for key, query in queries(self._engine.dialect.name).items()}
+        self._sql["known"] = self._sql["known"].bindparams(sa.bindparam("uids", expanding=True))
         self._me = {"name": name, "stream": stream}
         self._at: _Checkpoint | None = None
         self._noted = True
@@ -445,9 +435,9 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
         """Return the records without those that were handled before, also earlier in this very batch. A stream id that
         stands for a uid is remembered too: a redriven dead letter has its former id as its uid."""
         new = self._remember_all(sql, at, [record.uid for record in records])
-        known = [record.uid for record in records if record.uid not in new]
-        if known:  # of several copies the last one counts: another one may come as long after it
-            sql.execute(self._sql["recall"], self._me | {"uids": self._listed(sql, known), "number": at.records})
+        if known := self._keys({record.uid for record in records} - new):
+            # Of several copies the last one counts: another one may come as long after it.
+            sql.execute(self._sql["recall"], [self._me | {"uid": uid, "number": at.records} for uid in known])
         if self._remember is not None:
             sql.execute(self._sql["forget"], self._me | {"number": at.records - self._remember - self._batch})
         fresh = []
@@ -458,18 +448,17 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
         return fresh
 
     def _remember_all(self, sql: sa.Connection, at: _Checkpoint, uids: list[str]) -> set[str]:
-        asked = self._me | {"uids": self._listed(sql, uids), "number": at.records}
-        if "known" in self._sql:  # MySQL
-            known = {uid.decode() for uid in sql.scalars(self._sql["known"], asked)}
-            sql.execute(self._sql["remember"], asked)
-            return set(uids) - known
-        return {row[0] for row in sql.execute(self._sql["remember"], asked)}
+        keys, known = self._keys(dict.fromkeys(uids)), set[str | bytes]()
+        for first in range(0, len(keys), _ASKED_AT_ONCE):
+            asked = [*keys][first : first + _ASKED_AT_ONCE]
+            known.update(sql.scalars(self._sql["known"], self._me | {"uids": asked}))
+        if new := [key for key in keys if key not in known]:
+            sql.execute(self._sql["remember"], [self._me | {"uid": key, "number": at.records} for key in new])
+        return {keys[key] for key in new}
 
-    @staticmethod
-    def _listed(sql: sa.Connection, uids: list[str]) -> Any:
-        if sql.dialect.name == "postgresql":
-            return uids
-        return orjson.dumps(uids if sql.dialect.name == "sqlite" else [uid.encode().hex() for uid in uids]).decode()
+    def _keys(self, uids: Iterable[str]) -> dict[str | bytes, str]:
+        """Return uids by what stands for them in SQL: bytes in MySQL, for which 'a' and 'a ' are the same text."""
+        return {uid.encode() if self._engine.dialect.name == "mysql" else uid: uid for uid in uids}
 
     def _read(self, sql: sa.Connection) -> _Checkpoint | None:
         row = sql.execute(self._sql["checkpoint"], self._me).one_or_none()

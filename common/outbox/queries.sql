@@ -6,10 +6,6 @@
 --
 -- and nothing else: rolled back, it was never there; committed, it becomes a message. Give `uid` too if you have a name for the event.
 
--- name: version
--- The schema's version.
-SELECT version FROM usher_outbox_version;
-
 -- name: write
 -- What usher.common.outbox.store does for an application.
 INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:uid, :ticket_id, :action, :object, :data);
@@ -59,10 +55,6 @@ FROM (SELECT id AS row_id, ticket, size, sum(size) OVER (ORDER BY id) - size AS 
             ORDER BY id LIMIT :count) AS chosen) AS summed
 LEFT JOIN staged_log_records AS staged ON staged.id = row_id AND staged.size <= :row_bytes
 WHERE size_before < :bytes ORDER BY row_id;
-
--- name: first
--- Is there a row at all? An empty outbox is looked at again and again, and this costs a fifth of reading a batch.
-SELECT id FROM staged_log_records LIMIT 1;
 
 -- name: remove [sqlite]
 -- Exactly these, by primary key, after Redis has confirmed them.
@@ -164,35 +156,16 @@ ON CONFLICT (name, stream) DO UPDATE SET state = excluded.state;
 -- name: store_state [mysql]
 INSERT INTO consumer_states (name, stream, state) VALUES (:name, :stream, :state) ON DUPLICATE KEY UPDATE state = :state;
 
--- name: remember [sqlite]
--- Remember these uids; returns those that were new. A list travels as JSON.
-INSERT INTO consumer_uids (name, stream, uid, number) SELECT :name, :stream, value, :number FROM json_each(:uids) WHERE true
-ON CONFLICT (name, stream, uid) DO NOTHING RETURNING uid;
+-- name: known
+-- Which of these uids are remembered. The checkpoint's lock keeps others away meanwhile.
+SELECT uid FROM consumer_uids WHERE name = :name AND stream = :stream AND uid IN :uids;
 
--- name: remember [postgresql]
-INSERT INTO consumer_uids (name, stream, uid, number) SELECT :name, :stream, uid, :number FROM unnest(CAST(:uids AS text[])) AS uid
-ON CONFLICT (name, stream, uid) DO NOTHING RETURNING uid;
+-- name: remember
+INSERT INTO consumer_uids (name, stream, uid, number) VALUES (:name, :stream, :uid, :number);
 
--- name: known [mysql]
--- Which of these uids are remembered: no INSERT of MySQL tells. The checkpoint's lock keeps others away.
-SELECT uid FROM consumer_uids WHERE name = :name AND stream = :stream
-AND uid IN (SELECT unhex(given.uid) FROM JSON_TABLE(:uids, '$[*]' COLUMNS (uid LONGTEXT PATH '$')) AS given);
-
--- name: remember [mysql]
-INSERT INTO consumer_uids (name, stream, uid, number)
-SELECT :name, :stream, unhex(given.uid), :number FROM JSON_TABLE(:uids, '$[*]' COLUMNS (uid LONGTEXT PATH '$')) AS given
-ON DUPLICATE KEY UPDATE consumer_uids.uid = consumer_uids.uid;
-
--- name: recall [sqlite]
--- These came again: what is too far back is counted from here.
-UPDATE consumer_uids SET number = :number WHERE name = :name AND stream = :stream AND uid IN (SELECT value FROM json_each(:uids));
-
--- name: recall [postgresql]
-UPDATE consumer_uids SET number = :number WHERE name = :name AND stream = :stream AND uid = ANY(CAST(:uids AS text[]));
-
--- name: recall [mysql]
-UPDATE consumer_uids SET number = :number WHERE name = :name AND stream = :stream
-AND uid IN (SELECT unhex(given.uid) FROM JSON_TABLE(:uids, '$[*]' COLUMNS (uid LONGTEXT PATH '$')) AS given);
+-- name: recall
+-- It came again: what is too far back is counted from here.
+UPDATE consumer_uids SET number = :number WHERE name = :name AND stream = :stream AND uid = :uid;
 
 -- name: forget
 -- Uids too far back for a repeat.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import math
+import json
 import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
@@ -31,7 +31,6 @@ _WAYS_OUT = (
     "give str(value) of a value with a text of its own, model.model_dump(mode='json') for a pydantic model, a dict or a"
     " list for the rest"
 )
-_NO_NUMBERS = frozenset({str, int, bool, type(None)})
 
 
 class Row(NamedTuple):
@@ -145,7 +144,7 @@ def _values(row: Row) -> tuple[bytes, ...]:
 
 
 def _bytes(column: str, value: Any) -> bytes:
-    """Encode a value as UTF-8. SQLite gives text that is not UTF-8 as surrogates (database.py), and numbers and blobs
+    """Encode a value as UTF-8. SQLite gives text that is not UTF-8 as surrogates (store.py), and numbers and blobs
     where a program wrote them."""
     try:
         if isinstance(value, bytes):
@@ -158,8 +157,7 @@ def _bytes(column: str, value: Any) -> bytes:
 
 def as_json(name: str, value: Any) -> bytes:
     """Return ``value`` as orjson encodes it. Raises TypeError, with a way out, for what it cannot encode, and
-    ValueError, which names the place below ``name``, for NaN and Infinity: JSON has neither, and orjson would write
-    null in silence.
+    ValueError for NaN and Infinity: JSON has neither, and orjson would write null in silence.
 
     >>> as_json("data", {"total": 1.5, "note": None})
     b'{"total":1.5,"note":null}'
@@ -170,33 +168,20 @@ def as_json(name: str, value: Any) -> bytes:
         if "serializable" not in str(refused):
             raise
         raise TypeError(f"{name}: {refused}: {_WAYS_OUT}") from refused
-    if b"null" in encoded and (found := _not_finite(value)):
-        raise ValueError(f"{name}{found}, which JSON cannot say: give None, or a text")
+    if b"null" in encoded:
+        try:
+            json.dumps(value, allow_nan=False, default=_plain)
+        except ValueError:
+            raise ValueError(f"{name} has a NaN or an infinity, which JSON cannot say: give None, or a text") from None
     return encoded
 
 
-def _not_finite(value: Any) -> str:
-    """Return the place of the first number that JSON cannot say, and the number; "" if there is none."""
-    if isinstance(value, float):
-        return "" if math.isfinite(value) else f" is {value}"
-    place = "[{!r}]"
-    parts: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        parts = value.items()
-    elif isinstance(value, (list, tuple)):
-        parts = enumerate(value)
-    elif isinstance(value, enum.Enum):
-        return _not_finite(value.value)
-    elif dataclasses.is_dataclass(value):
-        held = getattr(value, "__dict__", None) or {
-            field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)
-        }
-        # orjson leaves out names that begin with an underscore.
-        place, parts = ".{}", ((name, part) for name, part in held.items() if not name.startswith("_"))
-    for key, part in parts:
-        if type(part) not in _NO_NUMBERS and (found := _not_finite(part)):
-            return place.format(key) + found
-    return ""
+def _plain(value: Any) -> Any:
+    """Return what orjson encodes of a value that Python's encoder does not know."""
+    if dataclasses.is_dataclass(value):
+        names = getattr(value, "__dict__", None) or [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name, None) for name in names if not name.startswith("_")}
+    return value.value if isinstance(value, enum.Enum) else str(value)
 
 
 DIALECTS = ("sqlite", "postgresql", "mysql")

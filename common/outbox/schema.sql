@@ -181,7 +181,3 @@ CREATE TABLE{{ again }} consumer_uids (
 CREATE INDEX consumer_uids_number ON consumer_uids (name, stream, number);
 
 {% endif %}
--- The last statement: all of the others are done.
-CREATE TABLE{{ again }} usher_outbox_version (version INTEGER PRIMARY KEY){% if mysql %} ENGINE = InnoDB{% endif %};
-
-INSERT INTO usher_outbox_version (version) VALUES (1){{ " ON DUPLICATE KEY UPDATE version = 1" if mysql }};

@@ -53,7 +53,6 @@ from usher.common.sql.alchemy import (
     commits_by_itself,
     driver_message,
     driver_of,
-    is_autocommit,
     passing,
     postgres_args,
     sa,
@@ -72,8 +71,6 @@ _PLAIN = (
     "the outbox takes a URL, or what create_engine makes of it, of PostgreSQL, MySQL (and MariaDB) or SQLite, with a"
     " driver that is not asynchronous (postgresql+psycopg://..., mysql+pymysql://..., sqlite:///...)"
 )
-#: The version of the schema that this Usher needs.
-VERSION = 1
 #: For pg_advisory_xact_lock: two migrations at once.
 _MIGRATING = 0x75736872650002
 #: What each migration begins with: it waits there for others.
@@ -141,7 +138,7 @@ def _any_bytes(connection: Any, _record: object) -> None:
 def check_transactional(connection: sa.Connection) -> None:
     """Raise OutboxMisused when each statement would be a transaction of its own. Call after the first write of a
     transaction."""
-    if is_autocommit(connection):
+    if commits_by_itself(driver_of(connection)):
         raise OutboxMisused(
             "this engine is in AUTOCOMMIT mode: effects, state, checkpoint would be several transactions; leave out"
             " isolation_level"
@@ -168,23 +165,21 @@ def sql_trouble(doing: str, *, canceled: type[SqlTrouble] = SqlTrouble) -> Itera
 
 
 def check_schema(engine: sa.Engine, setting: str) -> None:
-    """Raise StartRefused unless the database answers and has an outbox of this version or a later one."""
+    """Raise StartRefused unless the database answers and has an outbox."""
     try:
         with engine.connect() as connection:
-            found = _schema_version(connection)
+            is_there = _is_migrated(connection)
     except sa.exc.SQLAlchemyError as problem:
         raise StartRefused(f"{setting}: the database cannot be used: {driver_message(problem)}") from problem
-    if found < VERSION:
+    if not is_there:
         raise StartRefused(
             f"{setting}: it has no outbox (staged_log_records); run `usher streamer --migrate`, or apply what `usher"
             " streamer --schema` prints"
         )
 
 
-def _schema_version(connection: sa.Connection) -> int:
-    if not sa.inspect(connection).has_table("usher_outbox_version"):
-        return 0
-    return int(connection.scalar(sa.text(queries(connection.dialect.name)["version"])) or 0)
+def _is_migrated(connection: sa.Connection) -> bool:
+    return sa.inspect(connection).has_table("consumer_uids")  # the last one
 
 
 def migrate(engine: sa.Engine) -> bool:
@@ -195,7 +190,7 @@ def migrate(engine: sa.Engine) -> bool:
     with sql_trouble("migrating the outbox"), engine.connect().execution_options(no_parameters=True) as connection:
         connection.exec_driver_sql(_BEGIN[dialect])
         try:
-            is_missing = _schema_version(connection) < VERSION
+            is_missing = not _is_migrated(connection)
             block = schema(dialect).replace("DELIMITER //\n", "").replace(" //\nDELIMITER ;", ";")
             for statement in block.strip().split(";\n\n") if is_missing else ():
                 connection.exec_driver_sql(statement)
@@ -275,10 +270,6 @@ class OutboxStore:
                 if size >= BATCH_BYTES:
                     break
         return rows
-
-    def is_empty(self) -> bool:
-        with sql_trouble("reading the outbox"), self._single.connect() as connection:
-            return connection.scalar(self._queries["first"]) is None
 
     def remove(self, sent: Sequence[tuple[int, str]]) -> None:
         """Delete these rows, each by its id and uid; rows that are gone already are no error. Raises SqlTrouble.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import socket
 import sys
@@ -23,21 +24,19 @@ import hiredis
 import redis
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
+from usher.common.base.errors import (
+    GroupMissing,
+    NotNow,
+    RedisTrouble,
+    ReplyUnknown,
+    ServerChanged,
+    SettingsError,
+    StartRefused,
+)
 from usher.common.base.log import redacted
 from usher.common.base.text import info_lines
-from usher.common.redis.endpoints import (
-    CLUSTER,
-    Place,
-    check,
-    connection_beside,
-    gives_slot_to,
-    has_moved,
-    is_fixed,
-    make_connection,
-    misled,
-    mode,
-)
+from usher.common.redis import scripts
+from usher.common.redis.endpoints import ClusterNode, Place, connection_beside, server_of
 from usher.common.redis.private_names import socket_of
 
 Arg = bytes | str | int | float
@@ -66,6 +65,12 @@ _OVER_TLS = (
 _TLS_WORDS = ("ssl", "connection reset", "broken pipe", "no such file", "permission denied")
 #: Seconds that ``answer`` waits for the rest of a reply: TLS may make a socket readable with records of its own.
 _GLANCE_S = 0.01
+_LOADS_AGAIN = (
+    "and this user may not send it: a master of this version loads it within moments, or at once `usher acl --load`,"
+    " both as the user of masters"
+)
+#: Seconds after which Redis is asked again whether it knows the steps of others: a lease lasts longer than that.
+_LOAD_EVERY_S = 4.0
 #: Bytes per chunk.
 CHUNK_BYTES = 65_536
 
@@ -199,8 +204,22 @@ class SameServer:
         raise changed
 
 
+def _reads_no_flags(refused: object) -> bool:
+    """Return True if the server (6.2) takes a ``#!lua`` line for Lua that it cannot compile; it ran nothing."""
+    return isinstance(refused, CommandRefused) and "compiling script" in str(refused)
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    """Return the replies. Raises the first error among them."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
 class Link:
-    """A connection used by one thread. It reconnects by itself at the next call after a break.
+    """A connection used by one thread, which also runs the steps of ``common/lua``. It reconnects by itself at the next
+    call after a break.
 
     ``timeout_s``: the longest standstill while a command leaves and until its reply is there, so that a large command
     may take its time over a slow network. A blocking command adds its own block time. ``connections`` counts the
@@ -222,13 +241,14 @@ class Link:
         self.connections = 0
         self._run = (0, "")  # number of a connection, and the run id of its server
         self.lasted_s = 0.0
-        self._begin(url, name, timeout_s)
-
-    def _begin(self, url: str, name: str, timeout_s: float) -> None:
+        self._reads_flags = True  # of scripts, until the server refuses them
+        self._digests: dict[str, str] = {}
+        # The connection over which steps were loaded for others, and when Redis is asked whether it still knows them.
+        self._loaded_over: int | None = None
+        self._next_load_s = 0.0
         # The URL is parsed now, so that an unreadable one is an error at once (ValueError).
-        check(url)
-        self._is_fixed = is_fixed(url)
-        self._connection: Any = make_connection(url, name, timeout_s) if self._is_fixed else None
+        self._server = server_of(url)
+        self._connection: Any = self._server.connection(name, timeout_s) if self._server.is_fixed else None
 
     def call(self, *command: Arg, block_s: float = 0.0) -> Any:
         """Send one command and return its bare reply.
@@ -272,20 +292,87 @@ class Link:
             raise troubles.count(ReplyUnknown("the connection to Redis is not the one that watches"))
         replies = self.pipeline([("MULTI",), *commands, ("EXEC",), *after])
         *queued, done = replies[: len(commands) + 2]
-        for reply in (*queued, done):
-            if isinstance(reply, Exception):
-                raise reply
+        _checked([*queued, done])
         if done is not None:
             done = [troubles.count(named(one)) if isinstance(one, redis.RedisError) else one for one in done]
         return done, replies[len(commands) + 2 :]
 
     def all_of(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
         """Send several commands at once; raise the first error among the replies."""
-        replies = self.pipeline(commands)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+        return _checked(self.pipeline(commands))
+
+    def run(self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg]) -> Any:
+        """Run step ``name`` once. Raises the errors of ``call``.
+
+        Sending the text after NOSCRIPT is no repetition: Redis did not run anything.
+        """
+        arguments = (len(keys), *keys, *args)
+        try:
+            return self.call("EVALSHA", self.digest(name), *arguments)
+        except ScriptMissing as missing:
+            return self._run_text(name, arguments, missing)
+
+    def run_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
+        return _checked(self.try_each(name, [(keys, args) for args in each]))
+
+    def try_each(self, name: str, each: Sequence[tuple[Sequence[str | bytes], Sequence[Arg]]]) -> list[Any]:
+        """Run step ``name`` with each of these keys and arguments, in two round trips. The answer of a run that did not
+        happen, or whose outcome is unknown, is the exception that ``run`` raises."""
+        if not each:
+            return []
+        try:
+            first = self.run(name, *each[0])  # from now on Redis knows the script
+        except CommandRefused as refused:  # only this run: the others may be fine
+            first = refused
+        except RedisTrouble as trouble:
+            not_sent = NotNow("CONNECT", f"not sent, because an earlier command failed: {trouble}")
+            return [trouble, *[not_sent] * (len(each) - 1)]
+        digest = self.digest(name)
+        commands = [("EVALSHA", digest, len(keys), *keys, *args) for keys, args in each[1:]]
+        try:
+            return [first, *self.pipeline(commands)]
+        except RedisTrouble as trouble:  # the first run has happened, and the caller must hear of it
+            return [first, *[trouble] * (len(each) - 1)]
+
+    def digest(self, name: str) -> str:
+        """Return the digest by which Redis knows step ``name``. The text is made again when Redis asks for it."""
+        if (digest := self._digests.get(name)) is None:
+            digest = hashlib.sha1(self._text(name).encode(), usedforsecurity=False).hexdigest()
+            self._digests[name] = digest
+        return digest
+
+    def load_for_others(self, names: Iterable[str]) -> list[str]:
+        """Load steps for users that may run loaded ones only, as far as Redis does not know them. It is asked now and
+        then: somebody may have flushed them, or an earlier load was refused. Return why Redis refused to. Raises
+        RedisTrouble."""
+        if now_s() < self._next_load_s and self._loaded_over == self.connections:
+            return []
+        names = [*names]
+        known: Sequence[Any] = [0] * len(names)
+        with contextlib.suppress(CommandRefused):
+            known = self.call("SCRIPT", "EXISTS", *map(self.digest, names))
+        missing = [name for name, is_known in zip(names, known, strict=True) if not is_known]
+        answers = self.pipeline([("SCRIPT", "LOAD", self._text(name)) for name in missing])
+        self._loaded_over, self._next_load_s = self.connections, now_s() + _LOAD_EVERY_S
+        # Redis 6.2 knows no user that is kept from sending scripts alone.
+        return [str(one) for one in answers if isinstance(one, Exception) and not _reads_no_flags(one)]
+
+    def _text(self, name: str) -> str:
+        """Return step ``name`` as this server understands it, as far as that is known."""
+        return scripts.with_memory_flag(scripts.source(name)) if self._reads_flags else scripts.source(name)
+
+    def _run_text(self, name: str, arguments: Sequence[Arg], missing: ScriptMissing) -> Any:
+        self._loaded_over = None
+        try:
+            return self.call("EVAL", self._text(name), *arguments)
+        except CommandRefused as refused:
+            if "NOPERM" in str(refused) and "'eval'" in str(refused):  # EVAL itself, not a command of the script
+                raise ScriptMissing(missing.kind, f"Redis does not know step {name}, {_LOADS_AGAIN}") from refused
+            if not self._reads_flags or not _reads_no_flags(refused):
+                raise
+        self._reads_flags = False
+        self._digests.clear()
+        return self.call("EVAL", self._text(name), *arguments)
 
     def ask(self, *command: Arg) -> None:
         """Send one command; ``answer`` fetches its reply, and nothing else may be sent before that. Raises NotNow,
@@ -332,7 +419,7 @@ class Link:
     def _connected(self) -> Any:
         try:
             if self._open and not self._elsewhere and not self._owed and self._process == os.getpid():
-                if not self._is_fixed and has_moved(self.url, self._connection):
+                if self._server.has_moved(self._connection):
                     # The links of a process must not lead to two servers. The error tells this link's owner that its
                     # knowledge is of the former one.
                     self.close()
@@ -342,7 +429,7 @@ class Link:
             # those to the parent's handshake.
             self.close()
             if self._connection is None:
-                self._connection = make_connection(self.url, self._name, self._timeout_s)
+                self._connection = self._server.connection(self._name, self._timeout_s)
             self._connection.connect()
             self._check_server()
             self._open, self._process = True, os.getpid()
@@ -389,7 +476,7 @@ class Link:
         if replication.get("role") == "slave":
             raise NotNow("READONLY", "Redis: this is a replica")
         return ServerFacts(
-            None if self._is_fixed else (connection.host, connection.port),
+            None if self._server.is_fixed else (connection.host, connection.port),
             server.get("run_id", ""),
             replication.get("master_replid", ""),
             bool(replication.get("master_replid2", "").strip("0")),
@@ -398,21 +485,21 @@ class Link:
     def _has_moved_from(self, former: ServerFacts) -> bool:
         """Return True if ``former`` is as it was, and has given the slot to the node of this connection. In doubt,
         False."""
-        if mode(self.url) != CLUSTER or former.place is None:
+        if not isinstance(self._server, ClusterNode) or former.place is None:
             return False
-        node = make_connection(self.url, self._name, self._timeout_s, former.place)
+        node = self._server.connection(self._name, self._timeout_s, former.place)
         try:
             node.connect()
             here = (self._connection.host, self._connection.port)
-            return self._facts(node).follows(former) and gives_slot_to(self.url, node, here)
+            return self._facts(node).follows(former) and self._server.owner_by(node) == here
         except (redis.RedisError, OSError, NotNow):
             return False
         finally:
             node.disconnect()
 
     def _misled(self) -> None:
-        if self._connection is not None and not self._is_fixed:
-            misled(self.url, self._connection)
+        if self._connection is not None:
+            self._server.misled(self._connection)
 
     def __enter__(self) -> Self:
         return self
@@ -426,7 +513,7 @@ class Link:
         self._owed = 0
         if self._connection is not None:
             self._connection.disconnect()
-            if not self._is_fixed:
+            if not self._server.is_fixed:
                 self._connection = None
 
     def _send(self, connection: Any, packed: Any, replies: int = 1) -> None:
@@ -505,12 +592,8 @@ class ClientLink(Link):
     """A link of its own to where a redis-py client of the application leads."""
 
     def __init__(self, client: Any, name: str, timeout_s: float = 5.0) -> None:
-        self._client = client
-        super().__init__("", name, timeout_s)
-
-    def _begin(self, url: str, name: str, timeout_s: float) -> None:
-        self._is_fixed = True
-        self.url, self._connection = connection_beside(self._client, name, timeout_s)
+        super().__init__("redis://", name, timeout_s)
+        self.url, self._connection = connection_beside(client, name, timeout_s)  # which is never made anew
 
 
 def check_reachable(url: str) -> None:

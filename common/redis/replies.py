@@ -192,6 +192,14 @@ def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
         raise
 
 
+def scanned(link: Link, key: str, count: int = 1000) -> Iterator[list[bytes]]:
+    """Yield the fields and values of a hash by HSCAN: what changes meanwhile may come twice, or not at all."""
+    cursor = None
+    while cursor != b"0":
+        cursor, fields = link.call("HSCAN", key, cursor or b"0", "COUNT", count)
+        yield fields
+
+
 def span_of(link: Link, stream: str) -> Span | None:
     """Ask for the span of a stream; None when it is missing. The last id stays when its entry is deleted or trimmed."""
     facts = facts_of(link, stream)
@@ -288,13 +296,8 @@ class TicketStream:
     def records(self, count: int = 1000) -> Iterator[tuple[bytes, TicketRecord | None]]:
         """Yield every record of the index, by HSCAN; a record that changes meanwhile may come twice or in either state.
         None: it cannot be parsed."""
-        cursor = b"0"
-        while True:
-            cursor, fields = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", count)
-            for at in range(0, len(fields), 2):
-                yield fields[at], record_or_none(fields[at + 1])
-            if cursor == b"0":
-                return
+        for fields in scanned(self._link, self._keys.tickets, count):
+            yield from zip(fields[::2], map(record_or_none, fields[1::2]), strict=True)
 
     def record_of(self, ticket: bytes) -> TicketRecord | None:
         return record_or_none(self._link.call("HGET", self._keys.tickets, ticket))

@@ -18,7 +18,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, ReplyUnknown, UsherError
 from usher.common.base.log import WARNING, event
 from usher.common.redis.client import describe_unreachable, named
-from usher.common.redis.endpoints import has_moved, make_connection, misled
+from usher.common.redis.endpoints import server_of
 from usher.common.redis.private_names import hear_changes, socket_of
 from usher.common.runtime.service import Service
 
@@ -58,7 +58,7 @@ class ChangeEar(Service):
         refused: Callable[[str], object] = lambda why: None,
     ) -> None:
         super().__init__()
-        self._url = url
+        self._url, self._server = url, server_of(url)
         self._client = client
         self._changed, self._refused = changed, refused
         self.why = ""  # it is refused
@@ -89,9 +89,8 @@ class ChangeEar(Service):
         """Wait a little, and return the keys that have changed; None: any may have (a new connection, FLUSHALL). Raises
         NotNow, ReplyUnknown, and TrackingRefused when Redis cannot, or will not, report changes."""
         connection = self._connection
-        if connection is None or has_moved(
-            self._url, connection
-        ):  # a replaced master answers PING, and reports nothing
+        # A replaced master answers PING, and reports nothing.
+        if connection is None or self._server.has_moved(connection):
             self.close()
             self._connect()
             return None
@@ -147,12 +146,12 @@ class ChangeEar(Service):
     def _connect(self) -> None:
         connection = None
         try:
-            connection = make_connection(self._url, self._client, _TIMEOUT_S)
+            connection = self._server.connection(self._client, _TIMEOUT_S)
             connection.connect()
         except (redis.RedisError, OSError) as failed:
             self._hung_up = 0
             if connection is not None:
-                misled(self._url, connection)
+                self._server.misled(connection)
                 connection.disconnect()
             raise NotNow("CONNECT", describe_unreachable(self._url, failed)) from failed
         self._connection, connection.protocol = connection, 3

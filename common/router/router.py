@@ -107,7 +107,7 @@ COUNTS |= {f"ended_{end.name.lower()}": f"Subscriptions that ended: {end.value}.
 #: Ends that the reader has asked for: iteration simply ends.
 _WANTED = (End.CLOSED, End.ROUTER_STOPPED)
 #: Is called with the subscription and its new entries, on the router's thread, which serves many subscriptions: it must
-#: be quick, and may close or pause its subscription.
+#: be quick, and may close its subscription.
 Callback = Callable[["Subscription", Sequence[EntryView]], None]
 
 
@@ -173,15 +173,6 @@ class Subscription:
         """Yield entries as they come, until the end. Raises SubscriptionEnded for an end that was not asked for."""
         while taken := self.take(1):
             yield taken[0]
-
-    def pause(self) -> None:
-        """Stop reading for it until ``resume``. For callbacks that hand entries on to a slow receiver."""
-        with self._desk.lock:
-            self.held = True
-
-    def resume(self) -> None:
-        with self._desk.lock:
-            self._desk.resume(self)
 
     # -- called by the desk, under its lock
 

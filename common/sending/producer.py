@@ -41,7 +41,6 @@ from usher.common.protocol.message import DUE_FIELD, UID_FIELD, Key, check_ticke
 from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link
 from usher.common.redis.replies import pairs
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 
 #: Longest blocking read, and longest time between two looks whether somebody waits; entries of one read.
@@ -279,7 +278,6 @@ class Producer(AbstractContextManager["Producer"]):
         self._ticket_limit, self._group = ticket_limit, group
         self._link = link = linked(redis)
         self._place = link.url if isinstance(redis, Link) else redis
-        self._scripts = ScriptRunner(link)
         self._stream = stream
         self._ticket_field = ticket_field.encode()
         self._dedup_s = dedup_s
@@ -342,7 +340,7 @@ class Producer(AbstractContextManager["Producer"]):
             weakref.finalize(self, calls.stop)
         sent: list[Sent] = []
         try:
-            self._send([one._replace(reply_to=calls.begin(answers)) for answers, one in batch], None, sent)
+            self.send_into(sent, [one._replace(reply_to=calls.begin(answers)) for answers, one in batch])
         except ReplyUnknown:
             pass  # what Redis has taken is answered
         except Exception as problem:
@@ -382,10 +380,11 @@ class Producer(AbstractContextManager["Producer"]):
         is safe where all have uids, within ``dedup_s``.
         """
         sent: list[Sent] = []
-        self._send(list(messages), due_ms, sent)
+        self.send_into(sent, list(messages), due_ms)
         return sent
 
-    def _send(self, messages: Sequence[Outgoing], due_ms: int | None, sent: list[Sent]) -> None:
+    def send_into(self, sent: list[Sent], messages: Sequence[Outgoing], due_ms: int | None = None) -> None:
+        """Add messages as ``send_many`` does; ``sent`` gets what was sent, also where it raises."""
         stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
         is_number = isinstance(due_ms, (int, float)) and not isinstance(due_ms, bool)
         if due_ms is not None and (not is_number or not 0 <= due_ms < LATEST_MS or int(due_ms) in SECONDS):
@@ -474,7 +473,7 @@ class Producer(AbstractContextManager["Producer"]):
             if is_limited:
                 keys.append(waiting_key(self._stream, self._group, tickets[place]))
             args += (len(flat), *flat)
-        rows, told = self._scripts.run("send", keys, args)
+        rows, told = self._link.run("send", keys, args)
         if rows and isinstance(rows[0], int):
             ticket = tickets[rows[0] - 1].decode(errors="replace")
             unread = f"; no master reads it as group {self._group} (or it is gathered: then nothing can be counted)"

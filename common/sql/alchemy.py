@@ -88,17 +88,6 @@ _FILE_ERRORS = ("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_READON
 _FILE_TEXTS = ("disk I/O error", "is full", "unable to open", "readonly database")
 
 
-def is_autocommit(connection: sa.Connection) -> bool:
-    """Return True if each statement is a transaction of its own. Ask after the first write of a transaction: SQLite
-    begins it only then."""
-    driver = driver_of(connection)
-    if connection.dialect.name == "sqlite":
-        return not getattr(driver, "in_transaction", True)
-    if hasattr(driver, "get_autocommit"):  # PyMySQL, mysqlclient
-        return commits_by_itself(driver)
-    return bool(getattr(driver, "autocommit", False))
-
-
 def driver_of(connection: sa.Connection) -> Any:
     """Return the driver's connection, which knows about transactions. For aiosqlite, SQLAlchemy's wrapper in between
     does not."""

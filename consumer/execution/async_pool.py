@@ -29,7 +29,7 @@ class LaneWorker(Service):
 
     stalls_after_s = math.inf
 
-    def __init__(self, number: int, executor: Executor, handle: Callable[[Message], Any]) -> None:
+    def __init__(self, number: int, executor: Executor, handle: Callable[[Any], Any]) -> None:
         super().__init__()
         self.name = f"work-{number}"
         self._executor = executor
@@ -112,8 +112,7 @@ class AsyncPool(Service):
         self._rung = False  # the loop was called and has not looked yet
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._context = contextvars.Context()  # of our own callbacks: lanes start in it, whichever thread rang
-        # Done when the loop is to end. It is set first, so that nothing starts while the loop ends.
-        self._end: asyncio.Future[None] | None = None
+        self._end = asyncio.Event()  # set first, so that nothing starts while the loop ends
         self._main: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.calls: dict[asyncio.Task[Any] | None, Call] = {}  # by task
@@ -146,7 +145,7 @@ class AsyncPool(Service):
         return self.calls.get(asyncio.current_task(loop), [()])[0] if loop is not None else ()
 
     def run_once(self) -> float:
-        if self._end is not None:
+        if self._main is not None:
             raise ServiceEnded  # a loop that one of its tasks ended is not started again: this process leaves
         try:
             asyncio.run(self._live())
@@ -156,7 +155,7 @@ class AsyncPool(Service):
         return 0.0
 
     def interrupt(self) -> None:
-        self._call(self._let_end)
+        self._call(self._end.set)
 
     def _ring(self) -> None:
         """Look for ready lanes soon. Not needed while no slot is free: a slot looks by itself as soon as it is."""
@@ -175,19 +174,13 @@ class AsyncPool(Service):
     def _ends(self) -> bool:
         """Return whether the pool ends: nothing may start any more, and this is why tasks are cancelled. A handler may
         have ended the loop itself."""
-        end, main = self._end, self._main
-        return self.stopping or (end is not None and end.done()) or (main is not None and main.cancelling() > 0)
-
-    def _let_end(self) -> None:
-        if self._end is not None and not self._end.done():
-            self._end.set_result(None)
+        return self.stopping or self._end.is_set() or (self._main is not None and self._main.cancelling() > 0)
 
     async def _live(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._end, self._main, self._event_loop = loop.create_future(), asyncio.current_task(), loop
+        self._main, self._event_loop = asyncio.current_task(), asyncio.get_running_loop()
         if not self.stopping:
             self._call(self._fill)
-            await self._end
+            await self._end.wait()
         if self.calls:
             await asyncio.wait(filter(None, [*self.calls]), timeout=1.0)
 

@@ -27,11 +27,27 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 Reader = Callable[[Any], Any]
 
 
-def typed_call(target: Callable[..., Any], body: str | Callable[[bytes], Any], is_batch: bool) -> Callable[..., Any]:
-    """Return what calls ``target`` with a message: itself, or, if it asks for a type, a function that validates first.
+def call_of(target: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what calls a handler with a message, or a list of them, with all that it declares about itself. Raises
+    HandlerUnusable, without the handler's name, for what cannot be called, and where a call runs nothing: every message
+    would count as handled."""
+    if kind := unawaitable_reason(target, may_be_async=True):
+        way_out = (
+            "make an object of it in the module, and name that, or that and a method (shop:orders.handle)"
+            if inspect.isclass(target)
+            else "parts of a result go out with message.progress"
+        )
+        raise HandlerUnusable(f"it is {kind}; {way_out}")
+    if hasattr(type(target), "handler_body"):  # a router, run_task of usher.django; a Mock has any attribute
+        call = target.handler_body()  # type: ignore[attr-defined]
+    else:
+        call = _typed_call(target, options_of(target).body, batch_of(target) is not None)
+    return with_middleware(target, call, is_async(call))
 
-    ``body``: see ``handler``. Raises HandlerUnusable, without the handler's name, for what cannot be called.
-    """
+
+def _typed_call(target: Callable[..., Any], body: str | Callable[[bytes], Any], is_batch: bool) -> Callable[..., Any]:
+    """Return what calls ``target`` with a message: itself, or, if it asks for a type, a function that validates first.
+    ``body``: see ``HandlerOptions``."""
     asked, takes_message = asked_type(target)
     if asked is None:
         if body != "":
@@ -209,9 +225,8 @@ class Router:
     """
 
     def __init__(self) -> None:
-        self._routes: dict[tuple[str, str], Callable[..., Any]] = {}
+        self._routes: dict[tuple[str, str] | None, Callable[..., Any]] = {}  # None: all others
         self._fields: dict[str, None] = {}  # in the order of their declaration
-        self._otherwise: Callable[..., Any] | None = None
         self._calls: dict[Any, Callable[..., Any]] = {}
 
     def on(self, field: str, *values: str) -> Callable[[F], F]:
@@ -231,7 +246,7 @@ class Router:
 
     def otherwise(self, function: F) -> F:
         """Declare the handler of all other messages. A decorator."""
-        self._otherwise = self._checked(function)
+        self._routes[None] = self._checked(function)
         return function
 
     def _checked(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,31 +254,19 @@ class Router:
             raise TypeError("a handler of a router takes one message: @batch cannot be routed")
         return function
 
-    def declared(self) -> dict[tuple[str, str] | None, Callable[..., Any]]:
-        """Return the handler for each (field, value), and under None the one for all others."""
-        every: dict[Any, Callable[..., Any]] = dict(self._routes)
-        if self._otherwise is not None:
-            every[None] = self._otherwise
-        return every
-
     def handler_body(self) -> Callable[..., Any]:
         """Return what calls the right handler. Raises HandlerUnusable for handlers that cannot be called."""
-        every = self.declared()
-        if not every:
+        if not self._routes:
             raise HandlerUnusable("the router has no handlers: import the modules that declare them")
-        for function in every.values():
+        for function in self._routes.values():
             name = getattr(function, "__qualname__", repr(function))
-            options = options_of(function)
-            if options.terms():
+            if options_of(function).terms():
                 raise HandlerUnusable(f"{name}: attempts and times are of the router: handler(max_attempts=3)(router)")
-            if kind := unawaitable_reason(function, may_be_async=True):
-                raise HandlerUnusable(f"{name}: it is {kind}")
             try:
-                call = typed_call(function, options.body, False)
-                call = with_middleware(function, call, is_async(call))
+                call = call_of(function)
             except HandlerUnusable as problem:
                 raise HandlerUnusable(f"{name}: {problem}") from None
-            self._calls.update({key: call for key, one in every.items() if one is function})
+            self._calls.update({key: call for key, one in self._routes.items() if one is function})
         kinds = {is_async(call) for call in self._calls.values()}
         if len(kinds) == 2:
             raise HandlerUnusable("handlers of one router are all `def`, or all `async def`")

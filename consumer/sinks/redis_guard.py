@@ -10,7 +10,6 @@ commands before it. It works on one server or with Sentinel, not on a cluster. d
 from __future__ import annotations
 
 import enum
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import GiveUp, NotNow, ReplyUnknown
 from usher.common.protocol.message import key_bytes
 from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket, is_rehearsal
 
 #: A script in a folder of its own: it runs on the Redis of the effects, so Usher's own user does not need its commands
@@ -88,7 +86,7 @@ class RedisGuard:
         arguments: list[Arg] = [fence, uid, self._keep_ms, self._keep_most, *words]
         try:
             own = [f"usher:guard:{self._name}:{fenced_ticket(message)}:{kind}" for kind in ("fence", "uids")]
-            kind, *rest = self._runner().run(_SCRIPT, [*own, *touched], arguments)
+            kind, *rest = self._linked.run(_SCRIPT, [*own, *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:
             raise SinkNotNow(
                 f"Redis cannot apply it for the moment, or applied it and its reply was lost: {trouble}", _AGAIN_S, True
@@ -105,18 +103,16 @@ class RedisGuard:
         return Applied(Outcome.DUPLICATE, []) if kind == b"DUPLICATE" else Applied(Outcome.APPLIED, rest)
 
     def close(self) -> None:
-        made = getattr(self._mine, "made", None)
-        if made is not None:
-            made[1].close()
-            del self._mine.made
+        """Close this thread's connection. The next effect opens its own again."""
+        self._linked.close()
 
-    def _runner(self) -> ScriptRunner:
-        made = getattr(self._mine, "made", None)
-        if made is None or made[0] != os.getpid():  # a forked child must not use its parent's connection
-            link = Link(self._url, "usher:guard")
-            made = self._mine.made = (os.getpid(), link, ScriptRunner(link))
-        runner: ScriptRunner = made[2]
-        return runner
+    @property
+    def _linked(self) -> Link:
+        # A forked child has it from its parent; it opens a connection of its own there.
+        if not hasattr(self._mine, "link"):
+            self._mine.link = Link(self._url, "usher:guard")
+        link: Link = self._mine.link
+        return link
 
 
 def _raw(word: Arg) -> Arg:

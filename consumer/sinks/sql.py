@@ -33,8 +33,9 @@ from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.sql.alchemy import (
     CANCELED,
     PassingCause,
+    commits_by_itself,
     driver_message,
-    is_autocommit,
+    driver_of,
     passing,
     postgres_args,
     sa,
@@ -144,7 +145,7 @@ class BaseSink:
             connection.execute(sa.delete(self._fences).where(sa.false()))
             connection.execute(sa.delete(self._uids).where(sa.false()))
         is_new = rehearses or self._admit(connection, message)
-        if not self._checked and is_autocommit(connection):
+        if not self._checked and commits_by_itself(driver_of(connection)):
             raise SinkMisused(
                 "the engine is in AUTOCOMMIT mode, in which fencing token, uid and effect are three transactions; leave"
                 " isolation_level out"
@@ -373,8 +374,6 @@ def plain_errors() -> Iterator[None]:
         if found is None:
             raise
         lasts = found.why is PassingCause.AWAY or state.startswith(_SHORT)
-        if isinstance(error, sa.exc.TimeoutError):
-            event("sink_pool_exhausted", level=WARNING, why=found.told)
         pause_s = _RNG.uniform(*(_AWAY_S if lasts else _CONTENTION_S))
         raise SinkNotNow(f"{found.why.value}: {found.told}", pause_s, lasts) from error
 

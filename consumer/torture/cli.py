@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import click
 from rich.console import Console
 from rich.table import Column, Table
 
-from usher.common.base.durations import Number
+from usher.common.base.durations import Number, option
 from usher.common.base.errors import StartRefused
 from usher.common.base.text import escape_control, json_line
 from usher.common.cli.progress import progress
@@ -26,9 +26,8 @@ from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
-from usher.consumer.torture.child import TortureRequest
-from usher.consumer.torture.findings import ScenarioResult, format_effect, summary
-from usher.consumer.torture.harness import default_fields
+from usher.consumer.torture.stage import TortureRequest
+from usher.consumer.torture.stories import ScenarioResult, explained, summary
 
 _LOOK_EVERY_S = 0.2
 
@@ -103,34 +102,31 @@ Exit code 0: safe. 1: not safe. 2: nothing can be said, and why.
 
 @click.command(help=_HELP)
 @click.argument("handler")
-@click.option("--effect", required=True, metavar="MODULE:FUNCTION", help="Tells what a ticket looks like (see above).")
-@click.option("--setup", default="", metavar="MODULE:FUNCTION", help="Called once before all: creates tables, say.")
-@click.option(
-    "--field",
-    "fields",
+@option("--effect", "Tells what a ticket looks like (see above).", required=True, metavar="MODULE:FUNCTION")
+@option("--setup", "Called once before all: creates tables, say.", metavar="MODULE:FUNCTION")
+@option(
+    "--field fields",
+    "A field of the messages; {n} and {amount} in it are filled in.",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A field of the messages; {n} and {amount} in it are filled in.",
 )
-@click.option(
-    "--stops",
-    type=click.IntRange(1, 1000),
-    default=30,
-    show_default=True,
-    help="Most lines of the handler before which a fault is tried.",
-)
-@click.option(
-    "--handler-seconds", type=Number(min=1), default=30.0, show_default=True, help="Longest that one call may take."
-)
+@option("--stops", "Most lines of the handler before which a fault is tried.", click.IntRange(1, 1000), 30)
+@option("--handler-seconds", "Longest that one call may take.", Number(min=1), 30.0)
 @takes_json
 def torture(
-    handler: str, effect: str, setup: str, fields: tuple[str, ...], stops: int, handler_seconds: float, as_json: bool
+    handler: str,
+    effect: str,
+    setup: str | None,
+    fields: tuple[str, ...],
+    stops: int,
+    handler_seconds: float,
+    as_json: bool,
 ) -> None:
-    for spec, option in ((handler, "HANDLER"), (effect, "--effect"), (setup, "--setup")):
+    for spec, flag in ((handler, "HANDLER"), (effect, "--effect"), (setup or "", "--setup")):
         module, colon, name = spec.partition(":")
-        if not (module and colon and name) and (spec or option != "--setup"):
-            raise StartRefused(f"{option} must look like module:function (it is {spec!r})")
-    request = TortureRequest(handler, effect, setup, default_fields(_pairs(fields)), stops, handler_seconds)
+        if not (module and colon and name) and (spec or flag != "--setup"):
+            raise StartRefused(f"{flag} must look like module:function (it is {spec!r})")
+    request = TortureRequest(handler, effect, setup or "", _pairs(fields), stops, handler_seconds)
     began_s = time.monotonic()
     with StopRequest() as stop, progress() as show:
         try:
@@ -179,16 +175,3 @@ def print_torture_verdict(screen: Console, findings: list[ScenarioResult], secon
                 screen.print(f"  {escape_control(text)}", markup=False, soft_wrap=True)
     is_safe = all(finding.safe for finding in findings)
     screen.print(f"\n[bold {'green' if is_safe else 'red'}]{summary(findings)}[/] ({seconds:.1f} s)", soft_wrap=True)
-
-
-def explained(finding: ScenarioResult) -> Iterator[str]:
-    failure = finding.failures[0]
-    yield finding.story
-    yield f"Expected {format_effect(failure.expected)}, seen {format_effect(failure.seen)}: {failure.explanation}."
-    if failure.where:
-        yield f"The place: {failure.where}"
-    for note in failure.notes[:3]:
-        yield f"({note})"
-    if len(finding.failures) > 1:
-        yield f"{len(finding.failures)} of {finding.runs} places are of this kind."
-    yield f"-> {finding.advice}"

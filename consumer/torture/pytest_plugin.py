@@ -33,13 +33,12 @@ def _torture(
     handler_seconds: float = 30.0,
 ) -> None:
     from usher.common.base.errors import StartRefused
-    from usher.consumer.torture.child import TortureRequest
-    from usher.consumer.torture.cli import explained, run_torture
-    from usher.consumer.torture.findings import summary
-    from usher.consumer.torture.harness import default_fields
+    from usher.consumer.torture.cli import run_torture
+    from usher.consumer.torture.stage import TortureRequest
+    from usher.consumer.torture.stories import explained, summary
 
     __tracebackhide__ = True
-    request = TortureRequest(handler, effect, setup, default_fields(fields or {}), stops, handler_seconds)
+    request = TortureRequest(handler, effect, setup, fields or {}, stops, handler_seconds)
     try:
         findings = run_torture(request, os.environ, lambda scenario, told, count: None, lambda: None)
     except StartRefused as refused:

@@ -1,4 +1,4 @@
-"""Handlers of `usher bench`, and the times they note."""
+"""Handlers of `usher bench`, the times they note, and the yardstick: a bare consumer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import array
 import os
 import time
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import redis
 
 #: Folder that ``timed`` writes to; `usher bench latency` sets it.
 FOLDER_VARIABLE = "USHER_BENCH_FOLDER"
@@ -54,3 +57,29 @@ def read_waits(folder: Path, seen: Mapping[str, int] | None = None) -> list[int]
         new = path.read_bytes()[(seen or {}).get(path.name, 0) :]
         waits.frombytes(new[: len(new) - len(new) % waits.itemsize])
     return waits.tolist()
+
+
+_COUNT, _BLOCK_MS = 500, 1000
+
+
+def consume(url: str, stream: str, group: str, name: str, bench: Connection, lasts: bool) -> None:
+    """Be a bare consumer, without order, leases or fences: plain redis-py (with hiredis) in its usual form.
+
+    Say when it is connected, and begin when told to. Read and acknowledge until the stream is empty, and say how
+    many there were; or (``lasts``) until told to end, and say how long each waited (ns from its due time)."""
+    client = redis.Redis.from_url(url, protocol=2)
+    client.ping()
+    bench.send("connected")
+    bench.recv()
+    read = ("XREADGROUP", "GROUP", group, name, "COUNT", _COUNT, *(("BLOCK", _BLOCK_MS) if lasts else ()), "STREAMS")
+    handled, waits = 0, list[int]()
+    while not bench.poll():
+        answer: Any = client.execute_command(*read, stream, ">")
+        if not answer and not lasts:
+            break
+        for _, found in answer or ():
+            if lasts:
+                waits += [time.time_ns() - int(fields[DUE_FIELD.encode()]) for _, fields in found]
+            client.execute_command("XACK", stream, group, *(entry_id for entry_id, _ in found))
+            handled += len(found)
+    bench.send(waits if lasts else handled)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
 import os
 import platform
 import random
@@ -16,8 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 from urllib.request import urlopen
 
 import click
@@ -38,7 +40,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, free_port
 from usher.common.redis.replies import TicketStream
 from usher.common.runtime.own_command import usher_command
-from usher.deploy.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, WARM, read_waits
+from usher.deploy.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, WARM, consume, read_waits
 
 
 def facts(redis_version: str) -> dict[str, Any]:
@@ -247,22 +249,24 @@ def redis_version(link: Link) -> str:
 
 
 @contextlib.contextmanager
-def bare_consumers(rig: Rig, start: str, words: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[BinaryIO, BinaryIO]]]:
-    """Start a bare consumer (``bare.py``) with each of these words, and end them at the exit. Yields standard input and
-    output of each, once all are connected."""
+def bare_consumers(rig: Rig, start: str, count: int, lasts: bool) -> Iterator[list[Connection]]:
+    """Start so many bare consumers (``consume``), and end them at the exit. Yields a way to each, once all are
+    connected."""
     rig.link.call("XGROUP", "CREATE", STREAM, _BARE_GROUP, start)
-    command = [sys.executable, str(Path(__file__).with_name("bare.py")), rig.url, STREAM, _BARE_GROUP]
-    workers = [subprocess.Popen([*command, *own], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for own in words]
+    spawn, pipes = multiprocessing.get_context("spawn"), [multiprocessing.Pipe() for _ in range(count)]
+    own = [(rig.url, STREAM, _BARE_GROUP, f"b{number}", theirs, lasts) for number, (_, theirs) in enumerate(pipes)]
+    workers = [spawn.Process(target=consume, args=args, daemon=True) for args in own]
+    for worker, (_, theirs) in zip(workers, pipes, strict=True):
+        worker.start()
+        theirs.close()  # so that we notice its end
     try:
-        pipes = [(cast(BinaryIO, worker.stdin), cast(BinaryIO, worker.stdout)) for worker in workers]
-        for _, said in pipes:
-            said.readline()
-        yield pipes
+        for ours, _ in pipes:
+            ours.recv()
+        yield [ours for ours, _ in pipes]
     finally:
         for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.communicate()
+            worker.kill()
+            worker.join()
         rig.link.call("XGROUP", "DESTROY", STREAM, _BARE_GROUP)
 
 
@@ -272,12 +276,11 @@ def floor_seconds(rig: Rig, processes: int, count: int) -> float:
 
     The clock runs from when all processes are connected until the last one has acknowledged its last batch.
     """
-    with bare_consumers(rig, "0", [(f"f{number}",) for number in range(processes)]) as pipes:
+    with bare_consumers(rig, "0", processes, lasts=False) as workers:
         began = time.monotonic()
-        for given, _ in pipes:
-            given.write(b"go\n")
-            given.flush()
-        handled = sum(int(said.readline()) for _, said in pipes)
+        for worker in workers:
+            worker.send("go")
+        handled = sum(worker.recv() for worker in workers)
         seconds = time.monotonic() - began
     if handled != count:
         raise BenchFailed(f"the floor handled {handled} of {count}")
@@ -375,13 +378,12 @@ def measure_latency(
 ) -> dict[str, Any]:
     """Run once: messages on an open-loop schedule; the wait counts from a message's due time to the start of its
     handler. Then, the system having ended, the same schedule once more to as many bare consumers
-    (``usher.deploy.bench.bare``)."""
+    (``consume``)."""
     count = int(rate * seconds)
     names = zipf_tickets(count, tickets, _SEED)
     with Rig(not no_aof, environ) as rig:
-        waits_folder, bare_folder = rig.folder / "waits", rig.folder / "bare"
+        waits_folder = rig.folder / "waits"
         waits_folder.mkdir()
-        bare_folder.mkdir()
         rig.stream.create_group(b"0-0")
         rig.start_programs(consumers, "usher.deploy.bench.handlers:timed", {FOLDER_VARIABLE: str(waits_folder)})
         rig.release()
@@ -392,12 +394,16 @@ def measure_latency(
         took = time.monotonic() - began
         cpu_after = rig.cpu()
         rig.end_programs()
-        files = [str(bare_folder / f"b{number}") for number in range(consumers)]
-        with bare_consumers(rig, "$", [(Path(file).name, file) for file in files]):
+        with bare_consumers(rig, "$", consumers, lasts=True) as workers:
+            for worker in workers:
+                worker.send("go")
             send_on_schedule(rig, names, b"x" * payload, rate)
             time.sleep(1.0)
+            for worker in workers:
+                worker.send("end")
+            bare = _figures([wait for worker in workers for wait in worker.recv()], count)
         version = rig.redis_version()
-        waits, bare = _figures(waits_folder, count), _figures(bare_folder, count)
+        waits = _figures(read_waits(waits_folder), count)
     return {
         "messages": count,
         "rate": rate,
@@ -415,8 +421,8 @@ def measure_latency(
     }
 
 
-def _figures(folder: Path, count: int) -> dict[str, float]:
-    waits = sorted(read_waits(folder))
+def _figures(found: list[int], count: int) -> dict[str, float]:
+    waits = sorted(found)
     if len(waits) < count * 0.9:
         raise BenchFailed(f"only {len(waits)} of {count} messages were timed")
     p50, p99, most = (

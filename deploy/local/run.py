@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 import orjson
@@ -38,11 +39,13 @@ from usher.common.redis.locate import (
     find_local_instance,
     resolve_redis_url,
 )
+from usher.common.runtime.name_lock import NameLock, held_after
+from usher.common.runtime.service import Service
 from usher.common.runtime.settings import load, options
 from usher.consumer.__main__ import check_handler
 from usher.consumer.isolation.process import Template
 from usher.consumer.lifecycle.master_client import MasterAnswer, MasterClient, MasterUnavailable
-from usher.consumer.program import ConsumerProgram, name_what_ran
+from usher.consumer.program import ConsumerProgram, journal_beside, name_what_ran, tell_what_ran
 from usher.consumer.settings import WorkSettings
 from usher.master.__main__ import log_doctor_findings
 from usher.master.assembly.program import MasterProgram
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
 _PORTS = 64
 #: Reports that wait in Redis for the leader, at most; and the least time between two of a process.
 _REPORTS, _PACE_S = 100, 0.01
+#: Seconds between two looks whether others have died.
+_LOOK_S = 0.5
 
 
 class RunSettings(MasterSettings, WorkSettings):
@@ -81,10 +86,7 @@ class OwnMaster(MasterClient):
         answer = partial(MasterAnswer, "this process", sent_s=now_s())
         if path.endswith("/acknowledge"):
             return self._report(answer, body, int(headers.get(RETRYING_HEADER, 0)))
-        if path.endswith("/register"):
-            return self._register(answer, Registration(**orjson.loads(body)))
-        self._leading.roster.wake()  # goodbye: Redis knows
-        return answer(200, {})
+        return self._register(answer, Registration(**orjson.loads(body)))
 
     def _register(self, answer: Callable[..., MasterAnswer], asked: Registration) -> MasterAnswer:
         try:
@@ -114,10 +116,46 @@ class OwnMaster(MasterClient):
         self._link.close()
 
 
+class Neighbours(Service):
+    """Service that starts the embedded Redis again, should it be killed; and, while this process leads, ends the leases
+    of those who were killed with the whole of their program on this machine: their name locks are free, and nobody
+    listens at their ports. A worker that its arbiter starts again proves that itself."""
+
+    name = "neighbours"
+
+    def __init__(self, settings: RunSettings, redis_url: str, master: MasterProgram) -> None:
+        super().__init__()
+        self._settings, self._redis_url, self._master = settings, redis_url, master
+        self._link = master.place.link("neighbours")
+
+    def run_once(self) -> float:
+        _revive(self._settings)
+        leading, keys = self._master.leading, self._master.place.keys
+        for member in list(leading.roster.members.values()) if leading.dispatcher.leads else ():
+            one = member.registration
+            lock = NameLock(self._settings.state_folder, one.name)
+            with held_after(lock.path, one.lock) as is_over:
+                if member.alive and is_over and not _is_served(one.health_url):
+                    tell_what_ran(self._settings, self._redis_url, journal_beside(lock), False, False)
+                    self._link.call("PEXPIRE", keys.lease(one.incarnation), 1)  # whoever leads: it is dead
+                    leading.roster.wake()
+        return _LOOK_S
+
+
+def _is_served(url: str) -> bool:
+    place = urlsplit(url)
+    try:
+        socket.create_connection((place.hostname, place.port or 80), _LOOK_S).close()
+    except OSError as refused:
+        return not isinstance(refused, ConnectionRefusedError)
+    return True
+
+
 class RunProgram:
     """A master and a consumer as usher.common.http.serve runs them: one web application, one start, one stop."""
 
     def __init__(self, settings: RunSettings, redis_url: str, ends: WorkerEnds, template: Template) -> None:
+        _revive(settings)  # our last worker may have ended because it was gone
         leases_s = {"USHER_LEASE_SECONDS": settings.lease_seconds}
         check_at_start(redis_url, leases_s | {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
         self._settings, self._redis_url = settings, redis_url
@@ -125,6 +163,7 @@ class RunProgram:
         own: Callable[..., MasterClient] = lambda _leader: OwnMaster(self.master, settings.concurrency)  # noqa: E731
         self.consumer = ConsumerProgram(settings, redis_url, *of_process, own)
         self.master = MasterProgram(settings, redis_url, self.consumer.health)
+        self._neighbours = Neighbours(settings, redis_url, self.master)
         self._at = BESIDE + settings.consumer_name
 
     def app(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -137,6 +176,7 @@ class RunProgram:
     def start(self, port: int, host: str) -> None:
         self.master.start(port, host)
         self.consumer.start(port, host, self._at)
+        self._neighbours.start()
         if not port:
             return
         page = self._settings.advertise_url or url_of(host, port, self._settings.tls_cert is not None)
@@ -149,6 +189,7 @@ class RunProgram:
 
     def stop(self) -> None:
         """Give up the lead at once, then drain."""
+        self._neighbours.stop()
         self.master.resign()
         self.consumer.stop()
         self.master.stop()
@@ -222,9 +263,7 @@ def redis_of(settings: RunSettings) -> Iterator[str]:
         fcntl.flock(turn, fcntl.LOCK_EX)
         fcntl.flock(users, fcntl.LOCK_SH)
         if find_local_instance(folder) is None:
-            server = EmbeddedRedis(folder, None, server=settings.redis_server)
-            server.start()
-            announce_instance(folder, LocalInstance(server.url, f"http://{settings.bind}", server.pid))
+            _start_redis(settings)
         fcntl.flock(turn, fcntl.LOCK_UN)
         try:
             yield resolve_redis_url(settings)
@@ -239,3 +278,22 @@ def redis_of(settings: RunSettings) -> Iterator[str]:
                     with lock.open("a") as free:  # its own until it has ended
                         fcntl.flock(free, fcntl.LOCK_EX)
                     (folder / "up.json").unlink(missing_ok=True)
+
+
+def _start_redis(settings: RunSettings) -> None:
+    server = EmbeddedRedis(settings.state_folder, None, server=settings.redis_server)
+    server.start()
+    announce_instance(settings.state_folder, LocalInstance(server.url, f"http://{settings.bind}", server.pid))
+
+
+def _revive(settings: RunSettings) -> None:
+    """Start the embedded Redis of `usher run` again if it has ended, and nobody is about to start or to end one. That
+    of `usher up` is not ours. Raises StartRefused."""
+    folder = settings.state_folder
+    if settings.redis_url or ((up := find_local_instance(folder)) and not up.redis_url.startswith("unix:")):
+        return
+    with contextlib.suppress(OSError), (folder / "run.lock").open("a") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (folder / "redis" / "lock").open("rb+") as lives:
+            fcntl.flock(lives, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _start_redis(settings)

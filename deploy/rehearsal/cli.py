@@ -39,10 +39,9 @@ from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.stream_id import is_id, milliseconds, rank
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import group_of, record_or_none
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
-from usher.consumer.isolation.process import NOT_RUN, CallResult, HandlerProcess, Piece, ProcessSpec
+from usher.consumer.isolation.process import CallResult, HandlerProcess, How, Piece, ProcessSpec
 from usher.master.cli.shared import asks, caller, configured, console, print_json, table, why_option
 from usher.master.cli.status import place
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
@@ -55,7 +54,7 @@ from usher.master.verbs.view import View
 _FOR_NOBODY = frozenset({"no_ticket_id", "empty_ticket_id", "ticket_id_too_long", "ticket_id_not_utf8"})
 _NOBODY = "no handler is ever given it ({})"
 DEAD, DONE, HELD, HALT = "dead_letter", "done", "in_processing", "halted"
-WAITING, ENDED, UNKNOWN = "waiting", "ended", "unknown"
+WAITING, ENDED, UNKNOWN, NOT_TRIED = "waiting", "ended", "unknown", "not_replayed"
 
 
 class Before(NamedTuple):
@@ -95,6 +94,10 @@ class Candidate:
         merged = Before(DONE, f"done, merged into the run of {run.into or 'another one'}")
         before = {RAN_WELL: _DONE, MERGED: merged}.get(run.outcome, ended)
         return replace(self, before=before, fence=self.fence or run.fence, run=run)
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.run is None or not self.run.end_us else (self.run.end_us - self.run.start_us) / 1e6
 
     @property
     def id(self) -> str:
@@ -139,28 +142,53 @@ def in_order(candidates: Iterable[Candidate], most: int | None = None) -> list[C
     return ordered if most is None else ordered[-most:]
 
 
-class Rehearsed(NamedTuple):
+class Tried(NamedTuple):
+    """A message, and how it ended this time: in a ``call`` of a handler, or as a new entry (b"": none)."""
+
     candidate: Candidate
-    now: CallResult
+    now: Before
+    seconds: float | None = None
+    new_id: bytes = b""
+    call: CallResult | None = None
+
+    @property
+    def comparison(self) -> str:
+        states = (self.candidate.before.state, self.now.state)
+        if UNKNOWN in states or self.now.state in (WAITING, HELD, NOT_TRIED):
+            return "unknown"
+        return "same" if (states[0] == DONE) == (states[1] == DONE) else "differs"
 
     def document(self) -> dict[str, Any]:
-        one = self.candidate
-        return {
-            "letter_id": None if one.letter is None else one.letter.id.decode(errors="replace"),
+        one, now, call = self.candidate, self.now, self.call
+        told: dict[str, Any] = {
+            "letter_id": None if one.letter is None else one.id,
             "message_id": one.message_id.decode(errors="replace"),
             "ticket_id": _display_ticket(one.ticket),
             "fence": one.fence,
             "attempt": one.known.starts + 1,
-            "before": {"state": one.before.state, "told": one.before.told}
+            "before": {"state": one.before.state, "told": one.before.told, "seconds": one.seconds}
             | ({"reason": one.letter.reason, "error": one.letter.error} if one.letter is not None else {}),
-            "now": asdict(self.now),
-            "taken": self.now.is_taken,
+            "new_id": self.new_id.decode() or None,
+            "now": {"state": now.state, "told": now.told, "seconds": self.seconds} | (_document(call) if call else {}),
+            "comparison": self.comparison,
         }
+        return told | ({"taken": call.is_taken} if call is not None else {})
 
-    def row(self) -> tuple[str, str, str, str, str, str]:
-        one, now = self.candidate, self.now
+    def row(self) -> list[str | Text]:
+        one, seconds = self.candidate, (self.candidate.seconds, self.seconds)
+        now = Text(self.now.told[:160], "green" if self.now.state == DONE else "red")
         kind = "message" if one.letter is None else "letter"
-        return kind, one.id, _display_ticket(one.ticket), one.before.told[:80], now.told()[:160], f"{now.seconds:.3f}"
+        shown = ["" if s is None else f"{s:.3f}" for s in seconds]
+        return [kind, one.id, _display_ticket(one.ticket), one.before.told[:80], now, *shown]
+
+
+def _document(call: CallResult) -> dict[str, Any]:
+    return asdict(call) | {"answer": [part.decode("latin-1") for part in call.answer or ()] or None}
+
+
+def called(one: Candidate, call: CallResult) -> Tried:
+    state = DONE if call.is_taken else NOT_TRIED if call.how == How.NOT_RUN else ENDED
+    return Tried(one, Before(state, call.told()), call.seconds, call=call)
 
 
 def _display_ticket(ticket: bytes) -> str:
@@ -196,9 +224,6 @@ class Wanted(NamedTuple):
         return ", ".join([*parts, f"from {self.first.decode()} to {self.last.decode()}"])
 
 
-NOT_REPLAYED = "not_replayed"
-
-
 def again(flat: Sequence[bytes], entry_id: bytes, name: str, same_uid: bool) -> tuple[bytes, list[bytes]]:
     """Return the uid under which a replay knows that it has added a message, and the fields of its new entry. The new
     entry has that uid, or with ``same_uid`` the original's, by which sinks that have its effect know it.
@@ -215,48 +240,6 @@ def again(flat: Sequence[bytes], entry_id: bytes, name: str, same_uid: bool) -> 
         for part in pair
     ]
     return uid, [*kept, UID_FIELD, former if same_uid else uid, REPLAY_OF, entry_id]
-
-
-class Replayed(NamedTuple):
-    """A message, its new entry (b"": none), and what came of that."""
-
-    candidate: Candidate
-    new_id: bytes
-    now: Before
-    seconds: float | None = None
-
-    @property
-    def comparison(self) -> str:
-        states = (self.candidate.before.state, self.now.state)
-        if UNKNOWN in states or self.now.state in (WAITING, HELD, NOT_REPLAYED):
-            return "unknown"
-        return "same" if (states[0] == DONE) == (states[1] == DONE) else "differs"
-
-    def document(self) -> dict[str, Any]:
-        one = self.candidate
-        return {
-            "message_id": one.message_id.decode(),
-            "ticket_id": _display_ticket(one.ticket),
-            "before": {"state": one.before.state, "told": one.before.told, "seconds": seconds_of(one.run)},
-            "new_id": self.new_id.decode() or None,
-            "now": {"state": self.now.state, "told": self.now.told, "seconds": self.seconds},
-            "comparison": self.comparison,
-        }
-
-    def row(self) -> tuple[str, ...]:
-        one, seconds = self.candidate, (seconds_of(self.candidate.run), self.seconds)
-        words = (one.before.told[:80], self.now.told[:160])
-        return one.id, _display_ticket(one.ticket), *words, *("" if s is None else f"{s:.3f}" for s in seconds)
-
-
-def seconds_of(run: RunRecord | None) -> float | None:
-    return None if run is None or not run.end_us else (run.end_us - run.start_us) / 1e6
-
-
-def as_replayed(one: Rehearsed) -> Replayed:
-    now = one.now
-    before = _DONE if now.is_taken else Before(NOT_REPLAYED if now.how == NOT_RUN else ENDED, now.told())
-    return Replayed(one.candidate, b"", before, now.seconds)
 
 
 #: Most entries, or records of executions, looked at by one call: about a millisecond of Redis.
@@ -276,32 +259,40 @@ class Candidates:
         self._link = link
         self._keys = keys
         self._field = ticket_field
-        self._scripts = ScriptRunner(link)
         self._letters = DeadLetters(link, keys)
         self._on_page = on_page
         #: What was not searched, as sentences.
         self.notes: list[str] = []
         self._kept: dict[bytes, list[bytes]] = {}  # the fields of archived entries
 
-    def letters(self, ids: Sequence[bytes]) -> tuple[list[Candidate], list[bytes]]:
-        found = {one: self._letters.of_message(one) for one in ids}
-        return [of_letter(one) for one in found.values() if one], [one for one in ids if found[one] is None]
+    def named(self, letter_ids: Sequence[bytes], message_ids: Sequence[bytes]) -> list[Candidate]:
+        """Find these letters, and the entries of the stream with these ids; those that became dead letters say so.
+        Raises StartRefused, which names all that are not there."""
+        letters = {one: self._letters.of_message(one) for one in letter_ids}
+        bodies = {one: self._entry(one) for one in message_ids}
+        wrong = [
+            f"there is no dead letter {one.decode()}, nor one of a message {one.decode()} (usher dead list)"
+            for one, letter in letters.items()
+            if letter is None
+        ]
+        wrong += [
+            f"{self._keys.stream} has no entry {one.decode()} (any more); is there a dead letter of it? (--letter)"
+            for one, flat in bodies.items()
+            if flat is None
+        ]
+        if wrong:
+            raise StartRefused("nothing was rehearsed:\n  " + "\n  ".join(wrong))
+        tickets = [(one, ticket_value(flat, self._field.encode())) for one, flat in bodies.items() if flat is not None]
+        found = self.states(tickets)
+        over = [one.id for one in found if one.before.state in (ENDED, HALT, UNKNOWN)]
+        dead = self._letters.of_messages(over)
+        return [
+            *(of_letter(dead[one.id]) if one.id in dead else one for one in found),
+            *(of_letter(letter) for letter in letters.values() if letter is not None),
+        ]
 
     def matching(self, wanted: LetterFilter, most: int) -> list[Candidate]:
         return in_order(map(of_letter, self._letters.newest(wanted, None, most, _SEARCH_S).letters))
-
-    def messages(self, ids: Sequence[bytes]) -> tuple[list[Candidate], list[bytes]]:
-        """Find the entries of the stream with these ids; those that became dead letters say so; and the ids for which
-        there is none."""
-        bodies = {entry_id: self._entry(entry_id) for entry_id in ids}
-        found = self.states(
-            [(one, ticket_value(flat, self._field.encode())) for one, flat in bodies.items() if flat is not None]
-        )
-        over = [one.message_id for one in found if one.before.state in (ENDED, HALT, UNKNOWN)]
-        letters = {one: self._letters.of_message(one) for one in over}
-        return [of_letter(letter) if (letter := letters.get(one.message_id)) else one for one in found], [
-            one for one, flat in bodies.items() if flat is None
-        ]
 
     def of_ticket(self, ticket: bytes, most: int) -> list[Candidate]:
         """Find the newest ``most`` messages of a ticket, in the order of the stream: its entries, and its dead
@@ -397,7 +388,7 @@ class Candidates:
         looked_at, is_all = 0, False
         while not is_all:
             args = ("XREVRANGE", start, "-", at_once, *wanted)
-            count, last, found, is_all = self._scripts.run("find_entries", (key,), args)
+            count, last, found, is_all = self._link.run("find_entries", (key,), args)
             looked_at, start = looked_at + count, b"(" + last
             self._on_page(what, looked_at)
             yield found, None if is_all else last
@@ -485,10 +476,9 @@ class Replay:
     rate: float
     same_uid: bool
     check: Callable[[int], object]
-    done: list[Replayed] = field(default_factory=list)
+    done: list[Tried] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._scripts = ScriptRunner(self.link)
         self._queues: dict[bytes, deque[Candidate]] = {}
         self._running: dict[bytes, Candidate] = {}  # by the new id
 
@@ -508,11 +498,11 @@ class Replay:
             if self._queues or self._running:
                 time.sleep(pause_s)
 
-    def open(self) -> list[Replayed]:
+    def open(self) -> list[Tried]:
         left = [one for queue in self._queues.values() for one in queue]
         return [
-            *(Replayed(one, new_id, Before(WAITING, "added; not over yet")) for new_id, one in self._running.items()),
-            *(Replayed(one, b"", Before(NOT_REPLAYED, "not added")) for one in left),
+            *(Tried(one, Before(WAITING, "added; not over yet"), None, at) for at, one in self._running.items()),
+            *(Tried(one, Before(NOT_TRIED, "not added")) for one in left),
         ]
 
     def _add(self, most: int) -> int:
@@ -534,7 +524,7 @@ class Replay:
         for failures in range(1, _TRIES + 1):
             try:
                 keys = (stream, stream, stream, uid_key(stream, uid))
-                [[new_id, _]], _ = self._scripts.run("send", keys, (_KNOWN_MS, 0, "", 0, len(fields), *fields))
+                [[new_id, _]], _ = self.link.run("send", keys, (_KNOWN_MS, 0, "", 0, len(fields), *fields))
                 return bytes(new_id)
             except ReplyUnknown:
                 if failures == _TRIES:
@@ -550,7 +540,7 @@ class Replay:
             if seen.before.state in (WAITING, HELD):
                 continue
             one = self._running.pop(seen.message_id)
-            self.done.append(Replayed(one, seen.message_id, seen.before, seconds_of(seen.run)))
+            self.done.append(Tried(one, seen.before, seen.seconds, seen.message_id))
             ended += 1
             if seen.before.state not in (DONE, UNKNOWN) and one.ticket in self._queues:
                 self._stop(one.ticket, f"behind {one.id}, which was not done")
@@ -562,7 +552,7 @@ class Replay:
             del self._queues[ticket]
 
     def _stop(self, ticket: bytes, why: str) -> None:
-        self.done += [Replayed(one, b"", Before(NOT_REPLAYED, why)) for one in self._queues.pop(ticket)]
+        self.done += [Tried(one, Before(NOT_TRIED, why)) for one in self._queues.pop(ticket)]
 
 
 _LAST = 100
@@ -654,7 +644,7 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
             click.echo(f"{handler} is called with {many}, one by one. {_WARNING}", err=True)
             if not click.confirm("Go on?", err=True):
                 sys.exit(_NOTHING_SAID)
-        done: list[Rehearsed] = []
+        done: list[Tried] = []
         code = _rehearse(finder, candidates, at, handler, settings, done)
     _print_rehearsals(handler, done, len(candidates), as_json)
     sys.exit(code)
@@ -708,21 +698,7 @@ def _found(finder: Candidates, given: dict[str, Any], wanted: LetterFilter | Non
             f" letters{hint}"
         )
     else:
-        (letters, no_letters), (entries, no_entries) = (
-            finder.letters(given["letter_ids"]),
-            finder.messages(given["message_ids"]),
-        )
-        wrong = [
-            f"there is no dead letter {one.decode()}, nor one of a message {one.decode()} (usher dead list)"
-            for one in no_letters
-        ]
-        wrong += [
-            f"{at.keys.stream} has no entry {one.decode()} (any more); is there a dead letter of it? (--letter)"
-            for one in no_entries
-        ]
-        if wrong:
-            raise StartRefused("nothing was rehearsed:\n  " + "\n  ".join(wrong))
-        found, nothing = in_order([*entries, *letters]), ""
+        found, nothing = in_order(finder.named(given["letter_ids"], given["message_ids"])), ""
     if not found:
         raise StartRefused(f"nothing to rehearse: {nothing}")
     return found
@@ -739,7 +715,7 @@ def _rehearse(
     at: View,
     handler: str,
     settings: RehearseSettings,
-    done: list[Rehearsed],
+    done: list[Tried],
 ) -> int:
     """Call the handler with one message after another, and return the exit code. ``done`` is filled as it goes, so that
     it can be shown whatever happens later."""
@@ -752,7 +728,7 @@ def _rehearse(
                 for one in candidates:
                     stop.check()
                     show(one.id, len(done), len(candidates))
-                    done.append(Rehearsed(one, _run(finder, one, process)))
+                    done.append(called(one, _run(finder, one, process)))
         except StopAsked:
             return stop.exit_code
         except StartRefused as refused:  # its module could be imported before, and no longer can
@@ -762,46 +738,46 @@ def _rehearse(
             return 1
         finally:
             _tell_notes(process.notes)
-    return int(not all(one.now.is_taken for one in done))
+    return int(not all(one.now.state == DONE for one in done))
 
 
 def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallResult:
     if one.unfit:
-        return CallResult(NOT_RUN, one.unfit)
+        return CallResult(How.NOT_RUN, one.unfit)
     try:
         try:
             body = finder.body(one)
         except RedisTrouble:  # Redis may have closed a connection that was idle while a handler ran
             body = finder.body(one)
     except (RedisTrouble, CommandRefused) as trouble:  # the results of the others are shown all the same
-        return CallResult(NOT_RUN, f"Redis: {trouble}")
+        return CallResult(How.NOT_RUN, f"Redis: {trouble}")
     if body is None:
-        return CallResult(NOT_RUN, "its fields are no longer complete anywhere")
+        return CallResult(How.NOT_RUN, "its fields are no longer complete anywhere")
     return process.run(one.piece(body))
 
 
-def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, as_json: bool) -> None:
-    ids = [one.candidate.letter.id.decode() for one in done if one.now.is_taken and one.candidate.letter is not None]
+def _print_tried(title: str, tried: Sequence[Tried]) -> None:
+    columns = ("", "id", "ticket", "before", "now", "seconds before", "seconds")
+    rows = [one.row() for one in tried]
+    console().print(table(title, columns, rows, numbers=columns[-2:], ids=("", "id", *columns[-2:])))
+
+
+def _print_rehearsals(handler: str, done: Sequence[Tried], asked: int, as_json: bool) -> None:
+    taken, runs = [one for one in done if one.now.state == DONE], [one.candidate.run for one in done]
+    ids = [one.candidate.id for one in taken if one.candidate.letter is not None]
     command = " ".join(["usher dead redrive", *ids]) if ids else None
-    taken, runs = sum(one.now.is_taken for one in done), [one.candidate.run for one in done]
     merged = sum(run is not None and run.outcome == MERGED for run in runs)
     if as_json:
-        counts = {"messages": asked, "taken": taken, "not_taken": len(done) - taken, "not_tried": asked - len(done)}
-        counts["merged"] = merged
+        counts = {"messages": asked, "taken": len(taken), "not_taken": len(done) - len(taken), "merged": merged}
+        counts["not_tried"] = asked - len(done)
         print_json({"handler": handler, **counts, "rehearsals": [one.document() for one in done], "redrive": command})
         return
-    rows = [
-        [*cells, Text(now, "green" if one.now.is_taken else "red"), seconds]
-        for one in done
-        for *cells, now, seconds in [one.row()]
-    ]
-    columns = ("", "id", "ticket", "before", "now", "seconds")
-    console().print(table(f"Rehearsal of {handler}", columns, rows, numbers=("seconds",), ids=("", "id", "seconds")))
-    if asked == 1 and done and done[0].now.traceback:
-        click.echo(escape_control(done[0].now.traceback.rstrip(), kept="\n"))
+    _print_tried(f"Rehearsal of {handler}", done)
+    if asked == 1 and done and done[0].call is not None and (traceback := done[0].call.traceback.rstrip()):
+        click.echo(escape_control(traceback, kept="\n"))
     left = f", {asked - len(done):,} not tried" if len(done) < asked else ""
     left += f"; {merged:,} had been merged into other runs, and ran alone now" if merged else ""
-    click.echo(f"{taken:,} of {pluralize(asked, 'message')} taken{left}; nothing was acknowledged or redriven")
+    click.echo(f"{len(taken):,} of {pluralize(asked, 'message')} taken{left}; nothing was acknowledged or redriven")
     if command is not None:
         click.echo(command)
 
@@ -873,9 +849,8 @@ def replay(flags: dict[str, Any], into: str | None, why: str, preview: bool, yes
         if not yes and not click.confirm(f"Replay {pluralize(len(over), 'message')}?", err=True):
             sys.exit(_NOTHING_SAID)
         if into:
-            rehearsed: list[Rehearsed] = []
-            code = _rehearse(finder, over, at, into, settings, rehearsed)
-            done = [as_replayed(one) for one in rehearsed]
+            done = list[Tried]()
+            code = _rehearse(finder, over, at, into, settings, done)
         else:
             done, code = _added_again(finder, over, at, wanted, by, given)
     _print_replay(done, given["as_json"])
@@ -936,7 +911,7 @@ def _tell_preview(over: Sequence[Candidate], left_out: int, others: list[str]) -
 
 def _added_again(
     finder: Candidates, over: Sequence[Candidate], at: View, wanted: Wanted, by: By, given: dict[str, Any]
-) -> tuple[list[Replayed], int]:
+) -> tuple[list[Tried], int]:
     name = given["name"] or f"replay-{wall_ms()}"
     click.echo(f"this replay is called {name}; --name {name} goes on with it", err=True)
     code, failed = 0, FAILED
@@ -966,15 +941,13 @@ def _added_again(
     return ended, code or int(any(one.now.state != DONE for one in ended))
 
 
-def _print_replay(done: Sequence[Replayed], as_json: bool) -> None:
+def _print_replay(done: Sequence[Tried], as_json: bool) -> None:
     counts = Counter(one.comparison for one in done)
     if as_json:
         print_json({"messages": len(done), **counts, "replayed": [one.document() for one in done]})
         return
-    shown = [one.row() for one in done if one.comparison != "same"]
-    if shown:
-        columns = ("message", "ticket", "before", "now", "seconds before", "now")
-        console().print(table("What ended otherwise, or is not known", columns, shown[:_SHOWN], ids=("message",)))
+    if shown := [one for one in done if one.comparison != "same"]:
+        _print_tried("What ended otherwise, or is not known", shown[:_SHOWN])
         if len(shown) > _SHOWN:
             click.echo(f"  and {len(shown) - _SHOWN:,} more; --json has all")
     told = ", ".join(f"{counts[word]:,} {meaning}" for word, meaning in _MEANINGS.items())

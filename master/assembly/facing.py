@@ -15,7 +15,7 @@ from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import DoctorFinding, DoctorSeverity
 from usher.common.http import app as web
 from usher.common.http.app import Problem, answer_problem
-from usher.common.http.auth import Doorman, SignedOut
+from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Role
 from usher.common.http.openapi import add_document, tells
 from usher.common.http.proxies import parse_networks
@@ -70,7 +70,7 @@ class HttpServices:
         secure = settings.tls_cert is not None or settings.advertise_url.startswith("https://")
         proxies, trusted = parse_networks(settings.proxies), sign_on(settings, credentials)
         doorman = Doorman(credentials, secure=secure, proxies=proxies, sign_on_header=settings.sign_on_header)
-        doorman.ended = SignedOut(self._reads, keys)
+        doorman.noted_in = self._reads, keys
         if trusted:
             event("sign_on", level=WARNING, trusted=trusted)
         parts = self._make_parts(self._reads, trusted)

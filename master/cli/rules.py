@@ -7,26 +7,24 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 import click
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Duration, Moment, Number, moment_text
-from usher.common.base.text import escape_control, json_safe, label, pluralize, span
+from usher.common.base.text import json_safe, label, pluralize, span
+from usher.common.cli.send import fields_of
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import is_id
 from usher.master.cli import shared as ui
 from usher.master.insight.formatting import moment, visible
 from usher.master.operations.shelves import check_due
 from usher.master.policy.letters import DeadLetter
-from usher.master.policy.rules import Target, rule_id
-from usher.master.verbs.verbs import DELAYED, LETTERS, VERBS, Args, MovedDelayed, NewRule, OfTarget
+from usher.master.policy.rules import Target
+from usher.master.verbs.verbs import DELAYED, LETTERS, VERBS, Args, MovedDelayed, Verb
 from usher.master.verbs.view import View
-
-_WHY = ui.why_option(" and for explanations of what the tickets wait for")
-
 
 _targets = ui.stacked(
     click.argument("ticket", required=False),
@@ -40,19 +38,19 @@ _targets = ui.stacked(
 )
 
 
-def _target(ticket: str | None, pattern: str | None, tenant: str | None, everything: bool) -> tuple[Target, str]:
-    named = ((Target.TICKET, ticket), (Target.PATTERN, pattern), (Target.TENANT, tenant))
-    given = [(target, value) for target, value in named if value is not None]
-    given += [(Target.EVERYTHING, "")] * everything
-    if len(given) != 1:
+def _of_target(verb: Verb, why: str, given: dict[str, Any], **more: Any) -> Any:
+    """Return arguments about a target. Its name may be no UTF-8, which no model takes."""
+    everything, named = given.pop("everything"), [given.pop(name) for name in ("ticket", "pattern", "tenant")]
+    told = zip((Target.TICKET, Target.PATTERN, Target.TENANT), named, strict=True)
+    chosen = [(target.value, value) for target, value in told if value is not None]
+    chosen += [(Target.EVERYTHING.value, "")] * everything
+    if len(chosen) != 1:
         raise click.UsageError("give one of these: a ticket id, --pattern GLOB, --tenant NAME, --all")
-    target, value = given[0]
-    if (
-        target is not Target.EVERYTHING
-        and not 0 < len((value or "").encode("utf-8", "surrogateescape")) <= LONGEST_TICKET
-    ):
+    target, value = chosen[0]
+    if not (everything or 0 < len(value.encode("utf-8", "surrogateescape")) <= LONGEST_TICKET):
         raise click.UsageError(f"a ticket id has 1 to {LONGEST_TICKET} bytes")
-    return target, value or ""
+    facts: dict[str, Any] = {"target": target, "value": value, "reason": why}
+    return verb.args.model_construct(**facts, **given, **more)
 
 
 @click.group(help="Show live rules, and lift them. Without a command: list the rules.", invoke_without_command=True)
@@ -94,21 +92,18 @@ def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -
     sys.exit(1 if any(changed.problem for changed in changes.values()) else 0)
 
 
-def _rule_command(action: Literal["pause", "slow", "limit"], told: str, *limits: Callable[[Any], Any]) -> click.Command:
+def _rule_command(action: str, told: str, *limits: Callable[[Any], Any]) -> click.Command:
     """Return the command that sets a rule with this action."""
 
-    @ui.stacked(_targets, *limits, _WHY, ui.looks)
-    def act(flags: dict[str, Any], why: str, as_json: bool, **given: Any) -> None:
-        chosen = [given.pop(name) for name in ("ticket", "pattern", "tenant", "everything")]
-        target, value = _target(*chosen)  # may be no UTF-8, which no model takes
-        args = NewRule.model_construct(target=target.value, value=value, action=action, reason=why, **given)
+    def args_of(verb: Verb, why: str, given: dict[str, Any]) -> Any:
+        args = _of_target(verb, why, given, action=action)
         try:
             args.check()
         except ValueError as wrong:
             raise click.UsageError(str(wrong)) from None
-        sys.exit(_performed(flags, "rules set", args, as_json))
+        return args
 
-    return click.command(action, help=told)(act)
+    return ui.place_command(VERBS["rules set"], ui.stacked(_targets, *limits), args_of, action, told)
 
 
 def _number(flag: str, name: str, kind: click.ParamType, told: str, **more: Any) -> Callable[[Any], Any]:
@@ -135,35 +130,13 @@ limit = _rule_command(
     " (over_limit). This holds until `usher rules lift`; pausing and slowing leave it alone.",
     _number("--messages", "ticket_limit", click.IntRange(1, 1_000_000), "Of each ticket.", required=True),
 )
-
-
-def _performed(flags: dict[str, Any], name: str, args: Any, as_json: bool) -> int:
-    with ui.configured(flags, "operator") as at:
-        view = at.acting(ui.caller(args.reason))
-        code = ui.perform(view, name, args, as_json)
-        fitting = view.rules.read().all_of(args.value.encode("utf-8", "surrogateescape"))
-        for rule in fitting if args.target == Target.TICKET.value and not as_json else ():
-            if rule.id != rule_id(Target.TICKET, args.value):
-                told = f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`"
-                click.echo(escape_control(told))
-        if args.target == Target.TENANT.value and not at.settings.tenant_field:
-            click.echo("USHER_TENANT_FIELD is empty here: where masters have none, no message is of a tenant", err=True)
-    return code
-
-
-@click.command(
-    help=(
-        "Lift the rule for a ticket, a pattern or everything: its tickets go on, in the order of the stream. Exit"
-        " code 1 when there was no rule."
-    )
+resume = ui.place_command(
+    VERBS["resume"],
+    _targets,
+    _of_target,
+    told="Lift the rule for a ticket, a pattern or everything: its tickets go on, in the order of the stream. Exit"
+    " code 1 when there was no rule.",
 )
-@_targets
-@ui.why_option()
-@ui.looks
-def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
-    target, value = _target(**chosen)
-    args = OfTarget.model_construct(target=target.value, value=value, reason=why)
-    sys.exit(_performed(flags, "resume", args, as_json))
 
 
 @click.command(help="Show the actions of operators, the newest first: when, who, what, on what, why, and the outcome.")
@@ -295,7 +268,7 @@ def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Seq
     ]
     extras = ("message", "attempts", "policy", "age")
     columns = ("letter", "ticket", *ui.shown_heads(names), "message", "reason", *extras[1:])
-    return ui.fitted("Dead letters", columns, rows, ("attempts", "age"), ("letter", *extras), extras=extras)
+    return ui.table("Dead letters", columns, rows, ("attempts", "age"), ("letter", *extras), extras=extras)
 
 
 @dead.command("kinds", help="Count dead letters by kind: reason, error, place and policy.")
@@ -358,7 +331,10 @@ def _for_people(letter: DeadLetter) -> list[tuple[str, str]]:
 
 for _verb in LETTERS.verbs.values():
     dead.add_command(ui.shelf_command(_verb))
-dead.add_command(ui.place_command(VERBS["dead edit"]))
+_fields = click.argument(
+    "fields", nargs=-1, required=True, metavar="NAME=VALUE...", callback=lambda *given: fields_of(given[2])
+)
+dead.add_command(ui.place_command(VERBS["dead edit"], _fields))
 
 
 @click.group(
@@ -384,11 +360,11 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
     unsorted = counts.pop("unsorted")
     told = counts | {
         "time_ms": now_ms,
-        "messages": [one._asdict() | {"ticket_id": json_safe(one.ticket_id)} for one in rows],
+        "messages": [vars(one) | {"ticket_id": json_safe(one.ticket_id)} for one in rows],
     }
     lines = [
         (one.id, moment_text(one.due_ms, "seconds"), span(left) if left > 0 else "now", one.ticket_id, text)
-        for one, left, text in ((one, one.due_ms - now_ms, " ".join(map("=".join, one.fields))) for one in rows)
+        for one, left, text in ((one, one.due_ms - now_ms, " ".join(map("=".join, one.fields or ()))) for one in rows)
     ]
     listed = ui.table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due"))
     left = f"  {pluralize(unsorted, 'message')} more, which no leader has looked at yet" if unsorted else ""

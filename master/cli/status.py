@@ -12,22 +12,18 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from typing import Any, Self
 
 import click
 import orjson
-import requests
-from pydantic import Field
 from rich.console import Group, RenderableType
 from rich.live import Live
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Duration, Number, duration_s, moment_ms, moment_text
-from usher.common.base.errors import StartRefused, UsherError
+from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.text import escape_control, json_line, json_safe, label, pluralize, span
 from usher.common.cli.progress import progress
 from usher.common.cli.send import fields_of
@@ -42,8 +38,8 @@ from usher.common.redis.replies import Entry
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.sending.producer import SECONDS
 from usher.master.cli import shared as ui
-from usher.master.insight.live import LiveOverview
-from usher.master.insight.status import ORDERS, MessageFields, StatusReader, retained
+from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
+from usher.master.insight.status import ORDERS, StatusReader, retained
 from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
 from usher.master.policy.explain.explain import Reason
 from usher.master.policy.rates import rates, sample_of
@@ -277,23 +273,14 @@ def _entries(link: Link, stream: str, start: str, end: str, follow: bool) -> Ite
         since: str | bytes = b"(" + last if last else start
         page = [Entry(*entry) for entry in link.call("XRANGE", stream, since, end, "COUNT", count)]
         yield from page
-        last = page[-1].id if page else last
         if page:
-            weight = sum(len(part) for entry in page for part in entry.fields or ())
+            last, weight = page[-1].id, sum(len(part) for entry in page for part in entry.fields or ())
             count = max(1, min(_LONGEST_PAGE, _GROWTH * count, _PAGE_BYTES * len(page) // (weight + 1)))
             continue
         if not follow:
             return
-        if not last:
-            last = _start_of_following(link, stream, start)
-        link.call("XREAD", "COUNT", 1, "BLOCK", int(_BLOCK_S * 1000), "STREAMS", stream, last, block_s=_BLOCK_S)
-
-
-def _start_of_following(link: Link, stream: str, start: str) -> bytes:
-    if start == "-":
-        return b"0-0"
-    found = link.call("XREVRANGE", stream, start, "-", "COUNT", 1)
-    return bytes(found[0][0]) if found else b"0-0"
+        behind = last or (b"0-0" if start == "-" else b"$")
+        link.call("XREAD", "COUNT", 1, "BLOCK", int(_BLOCK_S * 1000), "STREAMS", stream, behind, block_s=_BLOCK_S)
 
 
 def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
@@ -338,7 +325,7 @@ def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
         raise click.UsageError(f"{what!r} has no value: give FIELD=VALUE, such as kind=paid")
     with ui.configured(flags, "fields") as at:
         reader = at.fields
-        found = _found(reader, field, os.fsencode(value), limit)
+        found = reader.find(field, os.fsencode(value), None, limit, sys.maxsize)
     cells = [
         (
             row["message_id"] or "",
@@ -356,15 +343,6 @@ def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
     of = f"{'' if found['of_is_exact'] else 'at least '}{found['of']:,}"
     looked = f"  {len(rows):,} found; looked at {found['looked_at']:,} of {of} that are unfinished or dead"
     ui.show(as_json, document, ui.table("Messages", columns, cells, ids=("message", "state")), looked, further)
-
-
-def _found(reader: MessageFields, field: str, value: bytes, limit: int) -> dict[str, Any]:
-    found = reader.find(field, value, None, limit)
-    rows = found["messages"]
-    while found["cursor"] is not None and len(rows) < limit:
-        found = reader.find(field, value, found["cursor"], limit - len(rows))
-        rows += found["messages"]
-    return found | {"messages": rows}
 
 
 @click.command(
@@ -507,10 +485,7 @@ def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **
 @ui.looks
 def list_finished(flags: dict[str, Any], ticket: str, handler: str, limit: int, as_json: bool) -> None:
     with ui.configured(flags, "status") as at:
-        rows, older = at.history.finished(ticket, handler, "", limit)
-        while len(rows) < limit and older is not None:
-            more, older = at.history.finished(ticket, handler, older, limit - len(rows))
-            rows += more
+        rows, older = at.history.finished(ticket, handler, "", limit, math.inf)
     is_cut, rows = older is not None or len(rows) > limit, rows[:limit]
     names = ("ticket_id", "message_id", "outcome", "handler")
     told = [row | {"outcome": row["outcome"] + ", interrupted" * ("interrupted" in row)} for row in rows]
@@ -709,25 +684,23 @@ def _ways(group: dict[str, Any]) -> list[str]:
     return ways
 
 
-_CONNECT_S = 3.0
-#: A master sends its position every 10 s: one that is silent for longer has gone.
-_SILENCE_S = 35.0
+#: Seconds until Redis, which is away, is asked again.
 _PAUSE_S = 1.0
-_USUAL = "http://127.0.0.1:8700"
 
 
-class FollowSettings(CommonSettings):
-    master_urls: str = Field(
-        "", description=f"Masters to ask, comma separated. Empty: those of `usher up`, else {_USUAL}."
-    )
+class _Here:
+    """A reader of live events that takes them at once, in place of one who is connected to a master."""
 
+    closed, unwritten = False, 0
 
-class ServerSentEvent(NamedTuple):
-    """A server-sent event. One without a name only carries the position."""
+    def __init__(self) -> None:
+        self.frames: list[str] = []
 
-    position: str
-    name: str
-    data: dict[str, Any]
+    def open(self, *_who: Any) -> Self:
+        return self
+
+    def send(self, data: bytes) -> None:
+        self.frames += data.decode().split("\n\n")
 
 
 @click.command(
@@ -740,106 +713,43 @@ class ServerSentEvent(NamedTuple):
     default="",
     help="Id of an event: begin with the events after it. 0: begin with everything that is still there.",
 )
-@takes_json
-@options(FollowSettings)
+@ui.looks
 def follow_ticket(flags: dict[str, Any], ticket_id: str, position: str, as_json: bool) -> None:
-    settings = load(FollowSettings, os.environ, flags)
-    up = find_local_instance(settings.state_folder)
-    urls = (settings.master_urls or (up.master_urls if up is not None else _USUAL)).split(",")
-    for told in follow(
-        [url.strip().rstrip("/") for url in urls], ticket_id, position, settings.api_token, settings.tls_ca
-    ):
-        click.echo(json_line({"event": told.name, "id": told.position, **told.data}) if as_json else _event_line(told))
+    with ui.configured(flags, "follow") as at:
+        for name, place_of, facts in follow(at, ticket_id, position):
+            document = {"event": name, "id": place_of, **facts}
+            click.echo(json_line(document) if as_json else _event_line(name, facts))
 
 
-def follow(
-    urls: Sequence[str], ticket_id: str, position: str, token: str, ca: Path | None = None
-) -> Iterator[ServerSentEvent]:
-    """Yield events for ever: when a master goes, another one continues from the same position. Raises StartRefused when
-    no master answers at the beginning, and when one refuses."""
-    asking = ui.session(ca)
-    begun = False
-    while True:
-        trouble = ""
-        for url in urls:
-            try:
-                with _ask(asking, url, ticket_id, position, token) as reply:
-                    begun = True
-                    for told in parse(lines_of(reply.iter_content(chunk_size=1))):
-                        position = told.position or position
-                        if told.name:
-                            yield told
-            except requests.RequestException as failed:
-                trouble = f"{url}: {failed}"
-        if not begun:
-            raise StartRefused(f"USHER_MASTER_URLS: no master answers; {trouble}")
-        time.sleep(_PAUSE_S)
-
-
-def _ask(asking: requests.Session, url: str, ticket_id: str, position: str, token: str) -> requests.Response:
-    headers = {"Accept": "text/event-stream"}
-    if position:
-        headers["Last-Event-ID"] = position
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
-    address = f"{url}/api/events?id={quote(ticket_id.encode('utf-8', 'surrogateescape'), safe='')}"
-    reply = asking.get(address, headers=headers, stream=True, timeout=(_CONNECT_S, _SILENCE_S), allow_redirects=False)
-    if reply.status_code == 200:
-        return reply
-    with reply:
-        if reply.status_code >= 500:
-            raise requests.RequestException(f"HTTP {reply.status_code}")
-        refused = _document(reply)
-    hint = "; set USHER_API_TOKEN" if reply.status_code == 401 else ""
-    raise StartRefused(f"{url} refuses: HTTP {reply.status_code} {refused}{hint}")
-
-
-def _document(reply: requests.Response) -> str:
+def follow(view: View, ticket_id: str, position: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield events for ever, as masters send them: name, position, facts. Raises click.UsageError."""
+    here: Any = _Here()
+    feed = TicketFeed(view.link, view.keys, view.settings.work_ticket_field, here)
     try:
-        document = reply.json()
-    except ValueError:
-        return ""
-    problems = "; ".join(f"{one.get('field')} {one.get('problem')}" for one in document.get("errors", ()))
-    return problems or str(document.get("detail") or document.get("title"))
+        begin = parse_position(position) if position else None
+    except ValueError as wrong:
+        raise click.UsageError(f"--from: {wrong}") from None
+    feed.follow("", ticket_id.encode("utf-8", "surrogateescape"), begin, True)
+    while True:
+        try:
+            wait_s = feed.run_once()
+        except RedisTrouble as trouble:  # it goes on from where it is
+            click.echo(escape_control(f"usher: {trouble}; asked again in {_PAUSE_S:g} s"), err=True)
+            wait_s = _PAUSE_S
+        frames, here.frames = here.frames, []
+        for told in (dict(line.split(": ", 1) for line in frame.splitlines()) for frame in frames):
+            if "event" in told:  # others say where it is
+                yield told["event"], told.get("id", ""), orjson.loads(told["data"])
+        time.sleep(wait_s)
 
 
-def lines_of(content: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of pieces, byte by byte as a rule, each as soon as it is whole. (``iter_lines`` of requests
-    copies a line anew for each of its bytes: an entry of 64 KiB takes it seconds, and a client that reads so slowly
-    loses the connection.)"""
-    line = bytearray()
-    for piece in content:
-        *whole, rest = piece.split(b"\n")
-        for end in whole:
-            yield bytes(line + end)
-            line.clear()
-        line += rest
-
-
-def parse(lines: Iterable[bytes]) -> Iterator[ServerSentEvent]:
-    """Yield events from the lines of an event stream (the part of the format that our masters use)."""
-    position = name = data = ""
-    for line in lines:
-        field, _, value = line.decode(errors="replace").partition(": ")
-        if field == "id":
-            position = value
-        elif field == "event":
-            name = value
-        elif field == "data":
-            data = value
-        elif not line:
-            if position or name:
-                yield ServerSentEvent(position, name, orjson.loads(data) if data else {})
-            position = name = data = ""
-
-
-def _event_line(told: ServerSentEvent) -> str:
+def _event_line(event: str, told: dict[str, Any]) -> str:
     facts = "  ".join(
         f"{name}={escape_control(value if isinstance(value, str) else orjson.dumps(value).decode())}"
-        for name, value in told.data.items()
+        for name, value in told.items()
         if name not in ("ticket_id", "time_ms")
     )
-    return f"{_when(told.data.get('time_ms', time.time() * 1000))}  {told.name:<11}  {facts}"
+    return f"{_when(told.get('time_ms', time.time() * 1000))}  {event:<11}  {facts}"
 
 
 def _when(ms: float) -> str:

@@ -26,7 +26,6 @@ from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import SAME_MEMORY, Link
 from usher.common.redis.replies import TicketStream, read_command, record_or_none
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Report
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, PositionSaver, StreamCursor, TicketEntry
@@ -48,8 +47,6 @@ _PLANS_PER_TURN = 4
 _PAUSE_PER_LOOK = 9.0
 #: Records that are not up to date wait so long for a turn that hands something over.
 _RECORDS_S = 0.25
-#: Entries whose bodies are looked for at a time.
-_BODIES = 100
 
 
 class Dispatcher(Service):
@@ -63,7 +60,6 @@ class Dispatcher(Service):
         """Make a dispatcher that waits on ``notifier``; without one it reads the stream at every turn."""
         super().__init__(notifier)
         self._link = link
-        self._scripts = ScriptRunner(link)
         self._stream = TicketStream(link, keys)
         self._keys = keys
         self._lead = lead
@@ -210,7 +206,7 @@ class Dispatcher(Service):
         self._drop_memory()
         limits, started = self._limits, now_s()
         field, longest = limits.ticket_field, limits.longest_message
-        steps = LeaderScripts(self._scripts, self._keys, epoch, field, longest, self.counts, self._marks)
+        steps = LeaderScripts(self._link, self._keys, epoch, field, longest, self.counts, self._marks)
         steps.check()
         self._connection = self._link.connections
         found = Takeover(self._link, self._keys, self._stream, steps, self._new_board(), self.made_progress)
@@ -411,16 +407,11 @@ class Dispatcher(Service):
         assert self._steps is not None
         pending, now = set(self._stream.pending_of(owner)), now_s()
         missing = {name: [one for one in ids if one not in pending] for name, ids in self.board.looked_at(names, now)}
-        owners, there = self._steps.owners_of(list(chain.from_iterable(missing.values()))), set[bytes]()
-        alone = [one for one, owner in owners.items() if owner is None]
-        for at in range(0, len(alone), _BODIES):
-            bodies = self._link.all_of([("XRANGE", self._keys.stream, one, one) for one in alone[at : at + _BODIES]])
-            there.update(found[0][0] for found in bodies if found)
-        gone, elsewhere = {*alone} - there, owners.keys() - alone
-        self.board.free(owner, [(name, [one for one in ids if one in there]) for name, ids in missing.items()], now)
-        if asked := self.board.held(name for name, ids in missing.items() if not gone.isdisjoint(ids)):
+        over, bodiless = self._steps.pending_for_nobody(list(chain.from_iterable(missing.values())))
+        self.board.free(owner, [(name, [one for one in ids if one in over]) for name, ids in missing.items()], now)
+        if asked := self.board.held(name for name, ids in missing.items() if not bodiless.isdisjoint(ids)):
             self._steps.recall(owner, asked)
-        self.board.doubt(name for name, ids in missing.items() if not elsewhere.isdisjoint(ids))
+        self.board.doubt(name for name, ids in missing.items() if {*ids} - over - bodiless)
 
     # ---- 6: hand-over ------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,6 @@ from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank, seq
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import Entry, first_of, pairs
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.insight.stats import stream_sums, tickets_of
 from usher.master.insight.status import Scan, consumer_rows, look_at, ticket_row
@@ -97,7 +96,6 @@ class StuckTickets:
         in_memory: Callable[[bytes], Parked | None] = lambda ticket: None,
     ) -> None:
         self._link, self._keys, self._field, self._in_memory = link, keys, ticket_field, in_memory
-        self._scripts = ScriptRunner(link)
         self._waiting: Counter[bytes] = Counter()  # by ticket: entries seen under ``master``
         self._start, self._reached = b"-", b""  # where those begin, and how far they go; b"": to the end
         self._all_waiting, self._under_master = False, 0
@@ -192,7 +190,7 @@ class StuckTickets:
         except GroupMissing:
             by_name, ids = {}, []
         self._reached = ids[-1] if len(ids) == most else b""
-        for entry_id, ticket in tickets_of(self._scripts, self._keys, self._field, ids):
+        for entry_id, ticket in tickets_of(self._link, self._keys, self._field, ids):
             found.setdefault(ticket, []).append(entry_id)
         self._waiting = Counter({ticket: len(some) for ticket, some in found.items()})
         # Entries whose bodies were deleted count there but are not found here.
@@ -240,7 +238,7 @@ class LiveOverview(Service):
         by_tenant: Callable[[], Mapping[str, tuple[int, int]]] = dict,
     ) -> None:
         super().__init__()
-        self._link, self._scripts, self._letters, self._keys = link, ScriptRunner(link), DeadLetters(link, keys), keys
+        self._link, self._letters, self._keys = link, DeadLetters(link, keys), keys
         self._lease_ms, self._by_tenant = lease_ms, by_tenant
         self._given: deque[tuple[int, Mapping[str, tuple[int, int]]]] = deque(maxlen=5)
         self.queue: Queue | None = None
@@ -352,7 +350,7 @@ class LiveOverview(Service):
 
     def _take_sample(self, most_counted: int) -> dict[str, Any]:
         began_s = now_s()
-        seen = stream_sums(self._link, self._scripts, self._keys, most_counted)
+        seen = stream_sums(self._link, self._keys, most_counted)
         seen["look_ms"] = round(1000 * (now_s() - began_s), 1)
         del seen["rules"], seen["behind"], seen["delivered"]
         self._by_name, self._told = seen.pop("by_name"), seen.pop("told")

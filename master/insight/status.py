@@ -38,16 +38,14 @@ from usher.common.protocol.message import (
     ticket_value,
 )
 from usher.common.protocol.mishaps import losses_command, parse_losses, told
-from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import CRASHED, DONE, FAILED, GAVE_UP, RunRecord, decode_kept
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank
-from usher.common.protocol.ticket_states import BY_OWNER, TicketState
+from usher.common.protocol.ticket_states import BY_OWNER, TicketState, due_ms_of
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketRecord, TicketStream, group_of, pairs, parse_record
-from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.stats import Kept, stream_sums, tickets_of
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.live_rules import read_rules
@@ -162,7 +160,7 @@ class StatusReader:
     ) -> None:
         self._ticket_field, self._link = ticket_field, link
         self._sources = SourcesReader(link, keys, sources) if sources is not None else None
-        self._keys, self._stream, self._scripts = keys, TicketStream(link, keys), ScriptRunner(link)
+        self._keys, self._stream = keys, TicketStream(link, keys)
         self._letters, self._scanning = DeadLetters(link, keys), threading.Lock()
         self._scan: Scan | None = None
         #: Returns the progress of gathering several ticket streams (see SourcesReader), at most some seconds old; None
@@ -174,7 +172,7 @@ class StatusReader:
     def overview(self) -> dict[str, Any]:
         """Return stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in
         processing and halted, dead letters, live rules; and what keeps Redis from writing."""
-        seen = stream_sums(self._link, self._scripts, self._keys, _MOST_COUNTED)
+        seen = stream_sums(self._link, self._keys, _MOST_COUNTED)
         for name in ("by_name", "oldest", "told", "delivered"):
             del seen[name]
         losses, *told_of = self._link.pipeline([losses_command(self._keys, 1), *INFO_COMMANDS])
@@ -310,7 +308,7 @@ class StatusReader:
         listed ones, may be missing."""
         keys, ids, rows, book = self._keys, dict[bytes, list[str]](), list[dict[str, Any]](), Rulebook()
         pending = (one for one in self._stream.pending_of(MASTER) if one not in named)
-        heads = tickets_of(self._scripts, keys, self._ticket_field, pending)
+        heads = tickets_of(self._link, keys, self._ticket_field, pending)
         with suppress(GroupMissing):
             while page := list(islice(heads, _PARKED)):
                 known = len(ids)
@@ -480,7 +478,7 @@ _BACK = re.compile(rf"({END}|\([0-9]{{1,20}}-[0-9]{{1,20}})_({END}|\([0-9]{{1,20
 
 class TicketHistory:
     def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
-        self._link, self._scripts, self._keys, self._field = link, ScriptRunner(link), keys, ticket_field
+        self._link, self._keys, self._field = link, keys, ticket_field
         self._letters = DeadLetters(link, keys)
 
     def timeline(
@@ -541,7 +539,7 @@ class TicketHistory:
         wanted, ends = wanted if what == "entries" else ("batch", *wanted, "part"), "+" if command == "XRANGE" else "-"
         found: list[bytes] = []
         while True:
-            _, last, some, is_all = self._scripts.run("find_entries", (key,), (command, start, ends, at_once, *wanted))
+            _, last, some, is_all = self._link.run("find_entries", (key,), (command, start, ends, at_once, *wanted))
             found += some
             if is_all:
                 return found, END
@@ -612,17 +610,17 @@ class TicketHistory:
         return told | {"run_log_begins_ms": begins_ms, "executions_are_cut": is_cut}
 
     def finished(
-        self, ticket: str, handler: str, before: str = "", most: int = 100
+        self, ticket: str, handler: str, before: str = "", most: int = 100, within_s: float = _PIECE_S
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Return at least the ``most`` newest executions after which a message was done or a dead letter, newest first;
         only those of a ticket and of a handler, if given. And behind which record of the run log others may be; None:
         none are."""
         text = orjson.dumps(ticket) if ticket else b'"handler":' + orjson.dumps(handler) if handler else b""
-        start, at_once, ends_s = f"({before}" if before else "+", 1, time.monotonic() + _PIECE_S
+        start, at_once, ends_s = f"({before}" if before else "+", 1, time.monotonic() + within_s
         rows = list[dict[str, Any]]()
         while True:
             args = ("XREVRANGE", start, "-", at_once, "batch", text, "part")
-            _, last, records, is_all = self._scripts.run("find_entries", (self._keys.runs,), args)
+            _, last, records, is_all = self._link.run("find_entries", (self._keys.runs,), args)
             named = [
                 (run, orjson.loads(record).get("handler", "")) for record in records for run in decode_runs(record)
             ]
@@ -731,7 +729,7 @@ class MessageFields:
     def __init__(
         self, link: Link, keys: Keys, ticket_field: str, names: Sequence[str] = (), within_s: float = FIELDS_S
     ) -> None:
-        self._link, self._scripts, self._keys, self._ticket_field = link, ScriptRunner(link), keys, ticket_field
+        self._link, self._keys, self._ticket_field = link, keys, ticket_field
         self.names, self._within_s = tuple(names), within_s
 
     def add(self, rows: Sequence[dict[str, Any]], id_of: IdOf, stream: str = "") -> list[dict[str, Any]]:
@@ -768,7 +766,7 @@ class MessageFields:
         until_s, known, left = now_s() + self._within_s, dict[str, list[Any]](), list(ids)
         while left:
             some = left[:_READ_AT_ONCE]
-            values = self._scripts.run("read_fields", (stream,), (most_bytes, "", len(names), *names, *some))
+            values = self._link.run("read_fields", (stream,), (most_bytes, "", len(names), *names, *some))
             known.update(zip(some, values, strict=False))
             left = left[len(values) :]
             if now_s() > until_s:
@@ -805,7 +803,7 @@ class MessageFields:
     def _bounds(self) -> tuple[bytes | None, int, bool]:
         """Return the last id that the group was given (None: there is no group), and how many entries there are to look
         at, with whether that is exact."""
-        seen = stream_sums(self._link, self._scripts, self._keys, _MOST_BEHIND)
+        seen = stream_sums(self._link, self._keys, _MOST_BEHIND)
         delivered = seen["delivered"] if seen["has_group"] else None
         return delivered, seen["pending"] + seen["lag"] + seen["dead_letters"], seen["lag_is_exact"]
 
@@ -817,7 +815,7 @@ class MessageFields:
         if (has_group or not group) and place.last != _HIGHEST:
             named = field.encode("utf-8", "surrogateescape")
             args = ("XRANGE", b"(" + place.last, "+", _FIND_AT_ONCE, named, value, "", group, "")
-            number, last, ids, is_all = self._scripts.run("find_entries", (stream,), args)
+            number, last, ids, is_all = self._link.run("find_entries", (stream,), args)
         further = place._replace(looked_at=place.looked_at + number)
         if not is_all:
             return ids, number, further._replace(last=last)

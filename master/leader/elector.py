@@ -23,7 +23,6 @@ from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.log import WARNING, event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.redis.client import Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.name_lock import boot_id
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.master.settings import LONGEST_LEASE_S
@@ -157,7 +156,6 @@ class Elector(Service):
     ) -> None:
         super().__init__()
         self._link = link
-        self._scripts = ScriptRunner(link)
         self._keys = keys
         self._lead = lead
         # The word between epoch and URL tells apart two masters that were given the same URL, and our own lost reply
@@ -194,7 +192,7 @@ class Elector(Service):
 
     def _load_for_others(self) -> None:
         loads = self._for_others if self._lead.is_ours else ()
-        refused = self._scripts.load_for_others(loads) if loads else []
+        refused = self._link.load_for_others(loads) if loads else []
         why = refused[0] if refused else ""
         if why and why != self._not_loaded:
             event("scripts_not_loaded", level=WARNING, refused=len(refused), why=why)
@@ -289,7 +287,7 @@ class Elector(Service):
         self._live()
         until_s = now_s() + self._lease_ms / 1000
         keys = (self._keys.leader, self._keys.counters, *self._changed)
-        reply = self._scripts.run("elect", keys, (self._holder, self._lease_ms, succeed))
+        reply = self._link.run("elect", keys, (self._holder, self._lease_ms, succeed))
         if reply[0] == b"HELD":
             epoch, _, holder = reply[1].decode().partition(" ")
             if holder != self._holder:
@@ -297,7 +295,7 @@ class Elector(Service):
                 return
             # It is our own lease: the reply to an earlier call was lost, or our epoch was dropped. Take a new one, so
             # that a late command is refused.
-            reply = self._scripts.run("elect", keys, (self._holder, self._lease_ms, epoch))
+            reply = self._link.run("elect", keys, (self._holder, self._lease_ms, epoch))
             if reply[0] == b"HELD":
                 return
         self.elections += 1
@@ -323,7 +321,7 @@ class Elector(Service):
         epoch = self._lead._known.epoch
         try:
             if epoch is not None:
-                self._scripts.run("resign", (self._keys.leader, *self._changed), (str(epoch),))
+                self._link.run("resign", (self._keys.leader, *self._changed), (str(epoch),))
                 event("leadership_resigned", epoch=epoch)
         except Exception as problem:  # the lease ends by itself
             event("leadership_resign_failed", level=WARNING, problem=str(problem))

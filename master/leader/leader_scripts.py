@@ -25,7 +25,6 @@ from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range
 from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import group_of, pack_entry, pack_part, pack_parts, read_command, redis_ms, span_of
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
 from usher.master.leader.entries import (
@@ -48,6 +47,8 @@ _MOST_NOTES = 10_000
 #: Number of entries to read above which the size of the newest one is asked for, and of those handed over above which
 #: their bodies come along at the first try only.
 _MANY = 64
+#: Entries whose bodies are looked for at a time.
+_BODIES = 100
 #: So often a turn is tried again that others have stopped by changes which do not concern it.
 _TRIES = 5
 _NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
@@ -214,7 +215,7 @@ class LeaderScripts:
 
     def __init__(
         self,
-        scripts: ScriptRunner,
+        link: Link,
         keys: Keys,
         epoch: int,
         ticket_field: str,
@@ -222,7 +223,7 @@ class LeaderScripts:
         counts: LeaderCounters | None = None,
         marks: MarkReader = NO_MARKS,
     ) -> None:
-        self._scripts = scripts
+        self._link = link
         self._keys = keys
         tenant_field, priority_field = marks.fields
         self._parse_arguments = (ticket_field, LONGEST_TICKET, longest_message, tenant_field, priority_field)
@@ -230,7 +231,7 @@ class LeaderScripts:
         self.marks = marks
         self._counts = counts or LeaderCounters()
         self.epoch = epoch
-        self.losses = LossBook(scripts.link, keys)
+        self.losses = LossBook(link, keys)
         # The connection watches the epoch, which was seen to be ours, and what others note in `changed`.
         self.is_guarded, self._connection = False, 0
         self.noted = ZERO  # the last of these notes that was read
@@ -258,10 +259,10 @@ class LeaderScripts:
         _, position, given, fence, self.noted = self._run("begin", script_keys, ("1" if is_new else "",))
         self._fence, self._given = int(fence), (position, None if given == b"" else int(given), 0, 0)
         self._taken, self.highest = b"%s %s" % (position, str(given).encode() if given != b"" else b""), rank(position)
-        self._behind_ms = redis_ms(self._scripts.link) - 1000 * now_s()
+        self._behind_ms = redis_ms(self._link) - 1000 * now_s()
         self.look()
         # Who may not MULTI hears of it before anything depends on it.
-        self._scripts.link.transaction(self._connection, [])
+        self._link.transaction(self._connection, [])
         self.look()
 
     # ---- the turn ----------------------------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ class LeaderScripts:
         """Look at the epoch, and at what others have changed: a turn from now on happens only if nobody has changed
         more."""
         self.is_guarded = False
-        self._guard(self._scripts.link.all_of([("UNWATCH",), *self._watching])[1:])
+        self._guard(self._link.all_of([("UNWATCH",), *self._watching])[1:])
 
     def _guard(self, replies: Sequence[Any]) -> set[tuple[bytes, bytes]]:
         """Take the replies to ``_watching``. Return what is new of the notes, as in ``changed``."""
@@ -295,7 +296,7 @@ class LeaderScripts:
         if entries:
             self.noted = entries[-1][0]
             self.changed |= noted
-        self.is_guarded, self._connection = True, self._scripts.link.connections
+        self.is_guarded, self._connection = True, self._link.connections
         return noted
 
     def turn(
@@ -426,7 +427,7 @@ class LeaderScripts:
         """Return the replies to both. None for the former: nothing happened, since others have noted changes. With them
         comes whether these concern the plan, or a record in ``index``."""
         self.is_guarded = False  # also when nothing happens: then nobody has looked at the answers behind it
-        done, behind = self._scripts.link.transaction(self._connection, commands, [*self._watching, *asked])
+        done, behind = self._link.transaction(self._connection, commands, [*self._watching, *asked])
         try:
             noted = self._guard(behind[:3])
         except NotNow as refused:  # the transaction may have happened, and this must not look as if it had not
@@ -471,7 +472,7 @@ class LeaderScripts:
 
     @property
     def server_run(self) -> str:
-        return self._scripts.link.server_run
+        return self._link.server_run
 
     def told(self, position: bytes, entry: tuple[bytes, Sequence[bytes]]) -> NewEntries:
         """Return an entry, (id, fields), of which our server told, to be taken although it is yet to be read."""
@@ -504,7 +505,7 @@ class LeaderScripts:
         """Read the marks of entries, (id, ticket), that consumers have, as far as they tell the tenant."""
         name, ids = self.marks.fields[0], [entry_id for entry_id, _ in entries]
         asked: list[Arg] = [LONGEST_MARK, "1", 1, name, *ids]
-        values = self._scripts.run("read_fields", (self._keys.stream,), asked) if name else []
+        values = self._link.run("read_fields", (self._keys.stream,), asked) if name else []
         marks = chain((value[0] if value else b"" for (value,) in values), repeat(b""))  # fewer where bodies are large
         found = [
             PeekedEntry(entry_id, ticket, 0, mark) for (entry_id, ticket), mark in zip(entries, marks, strict=False)
@@ -530,14 +531,23 @@ class LeaderScripts:
     def owners_of(self, ids: Sequence[bytes]) -> dict[bytes, bytes | None]:
         """Return for whom each of these is pending; None: for nobody."""
         asked = [("XPENDING", self._keys.stream, self._keys.group, one, one, 1) for one in ids]
-        found = self._scripts.link.all_of(asked) if asked else ()
+        found = self._link.all_of(asked) if asked else ()
         return {one: rows[0][1] if rows else None for one, rows in zip(ids, found, strict=True)}
+
+    def pending_for_nobody(self, ids: Sequence[bytes]) -> tuple[set[bytes], set[bytes]]:
+        """Part those of these entries that are pending for nobody: first, those that are over; then those without a
+        body, which are over too, or Redis >= 7 has dropped them at a claim (renew, sweep) while they ran."""
+        alone = [one for one, owner in self.owners_of(ids).items() if owner is None]
+        over = set[bytes]()
+        for at in range(0, len(alone), _BODIES):
+            asked = [("XRANGE", self._keys.stream, one, one) for one in alone[at : at + _BODIES]]
+            over.update(found[0][0] for found in self._link.all_of(asked) if found)
+        return over, {*alone} - over
 
     def left_behind(self, incarnation: str, held: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[tuple[bytes, bytes]]:
         """Look for what a dead incarnation, whose list is empty, had in processing, by ticket, and did not come back.
         Return (id, ticket) of what somebody has taken to ``master`` by hand: it must be known before anything later of
-        the ticket is planned. What nobody has is over, or becomes a dead letter: its body is gone, and Redis >= 7 has
-        dropped it at a claim (renew, sweep) while its owner lived."""
+        the ticket is planned. What nobody has is over, or becomes a dead letter: Redis >= 7 has dropped it."""
         left = [(one, ticket) for ticket, ids in held for one in ids]
         owners = self.owners_of([one for one, _ in left])
         gone = [Rejected(*entry, "body_gone") for entry in left if not owners[entry[0]]]
@@ -571,14 +581,14 @@ class LeaderScripts:
         """Write a point of the charts. One that comes late, when we lead no more, does no harm: all that it goes by is
         in Redis, and it says of when it is."""
         self.check()
-        self._scripts.link.call("HSET", self._keys.charts, place, point)
+        self._link.call("HSET", self._keys.charts, place, point)
 
     def due_delayed(self, most: int) -> DueLook:
         """Put delayed messages in the order of their times. Return up to ``most`` that are due."""
         log, keys = LogKeys(self._keys.stream), self._keys
         script_keys = (log.delayed, log.due, log.due_until, keys.leader, keys.dead, keys.letters)
         _, until, wait_ms, told, *flat = self._unfenced(
-            self._scripts.run("due_delayed", script_keys, (str(self.epoch), most, self._parse_arguments[0]))
+            self._link.run("due_delayed", script_keys, (str(self.epoch), most, self._parse_arguments[0]))
         )
         unreadable = list(zip(told[::2], told[1::2], strict=True))
         due = list(map(Due, flat[::2], flat[1::2]))
@@ -592,12 +602,12 @@ class LeaderScripts:
         numbers = {stream: number for number, stream in enumerate(streams, 1)}
         args = [part for one, stream in due for part in (one.member, numbers.get(stream or "", 0))]
         script_keys = (log.delayed, log.due, self._keys.leader, *streams)
-        _, *told = self._unfenced(self._scripts.run("send_delayed", script_keys, (str(self.epoch), again_ms, *args)))
+        _, *told = self._unfenced(self._link.run("send_delayed", script_keys, (str(self.epoch), again_ms, *args)))
         return [one[0].decode(errors="replace") if isinstance(one, list) else one for one in told]
 
     def revoke(self, incarnation: str) -> bool:
         script_keys = (self._keys.lease(incarnation), self._keys.changed, self._keys.leader)
-        reply = self._scripts.run("drain", script_keys, (incarnation, 0, str(self.epoch)))
+        reply = self._link.run("drain", script_keys, (incarnation, 0, str(self.epoch)))
         return bool(self._unfenced(reply) == b"OK")
 
     def reap(self, incarnation: str, name: str, stored: bytes) -> bool:
@@ -605,7 +615,7 @@ class LeaderScripts:
         own = (keys.lease(incarnation), keys.inbox(incarnation), keys.consumers, keys.leader)
         script_keys = (keys.stream, *own, keys.noted(incarnation), keys.unproven(incarnation))
         args = (keys.group, incarnation, name, stored, str(self.epoch))
-        return bool(self._unfenced(self._scripts.run("deregister", script_keys, args)) == b"OK")
+        return bool(self._unfenced(self._link.run("deregister", script_keys, args)) == b"OK")
 
     def forget_attempts(self, noted: str, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
         """Forget the attempts, or the errors, of messages that are over, one page of the hash ``noted`` from
@@ -620,10 +630,10 @@ class LeaderScripts:
         """Mend the index of the dead letters from ``place``, b"" at first, as far as it is wrong; return where to go
         on, b"" at the end."""
         keys = (self._keys.dead, self._keys.leader, self._keys.letters, self._keys.recounted)
-        return bytes(self._unfenced(self._scripts.run("recount_letters", keys, (str(self.epoch), place, count)))[1])
+        return bytes(self._unfenced(self._link.run("recount_letters", keys, (str(self.epoch), place, count)))[1])
 
     def _run(self, step: str, keys: Sequence[str], args: Iterable[Any]) -> Any:
-        return self._unfenced(self._scripts.run(step, keys, (self._keys.group, str(self.epoch), *args)))
+        return self._unfenced(self._link.run(step, keys, (self._keys.group, str(self.epoch), *args)))
 
     def _unfenced(self, reply: Any) -> Any:
         if (reply[0] if isinstance(reply, list) else reply) == b"FENCED":
@@ -639,14 +649,14 @@ class LeaderService(Service):
 
     def __init__(self, link: Link, keys: Keys, lead: Lead, ticket_field: str = "") -> None:
         super().__init__()
-        self._link, self._scripts, self._keys, self._lead = link, ScriptRunner(link), keys, lead
+        self._link, self._keys, self._lead = link, keys, lead
         self._ticket_field = ticket_field
 
     def run_once(self) -> float:
         epoch = self._lead.epoch
         if epoch is not None:
             try:
-                return self.work(LeaderScripts(self._scripts, self._keys, epoch, self._ticket_field))
+                return self.work(LeaderScripts(self._link, self._keys, epoch, self._ticket_field))
             except Fenced:
                 self._lead.lost(epoch)
         return self.stand_by()

@@ -14,7 +14,6 @@ from usher.common.base.text import escape_control
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import TicketStream, pairs
-from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.action_log import KEPT, By, OperatorAction
 from usher.master.policy.rules import MOST_RULES, Rule, RuleAction, Rulebook, Target, dump, parse, rule_id, text_of
 
@@ -81,7 +80,7 @@ def rulebook(stored: Any, version: bytes = b"") -> Rulebook:
 
 class LiveRules:
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link, self._keys, self._stream, self._scripts = link, keys, TicketStream(link, keys), ScriptRunner(link)
+        self._link, self._keys, self._stream = link, keys, TicketStream(link, keys)
 
     def read(self) -> Rulebook:
         return read_rules(self._link, self._keys)
@@ -133,7 +132,7 @@ class LiveRules:
         keys = self._keys
         args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, "" if version is None else version, *action.line()]
         of_rules = (keys.rules, keys.counters, keys.changed, keys.actions)
-        return self._scripts.run("change_rules", of_rules, args)
+        return self._link.run("change_rules", of_rules, args)
 
     def _handed_over(self, rule: Rule) -> tuple[int, bool]:
         """Count the messages in processing that the rule is about; and whether that is all of them. Only the leader

@@ -18,7 +18,6 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import pairs, parse_span
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.policy.trim import Cut, Refused, Retention, RetentionFacts, decide
 from usher.master.settings import MasterSettings
@@ -59,7 +58,7 @@ class Trimming:
     """The steps of trimming one stream, over a link of the caller's thread."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link, self._scripts, self._keys, self._log_keys = link, ScriptRunner(link), keys, LogKeys(keys.stream)
+        self._link, self._keys, self._log_keys = link, keys, LogKeys(keys.stream)
 
     def facts(self) -> RetentionFacts:
         """Return what each reader needs now. Raises CommandRefused, GroupMissing, and what ``Link.call`` raises."""
@@ -71,7 +70,7 @@ class Trimming:
     def cut(self, floor: bytes, *, archived_only: bool = False) -> Iterator[int]:
         """Cut below ``floor``, page by page; yield the number of entries cut. Raises StillNeeded; no reader needed what
         was cut before that."""
-        for page in cut_each(self._scripts, {self._keys.stream: floor}, AT_ONCE, archived_only):
+        for page in cut_each(self._link, {self._keys.stream: floor}, AT_ONCE, archived_only):
             [cut] = page.values()
             if isinstance(cut, Exception):
                 raise cut
@@ -82,7 +81,7 @@ class Trimming:
         total, last = 0, b"0-0"
         while total < COUNTED:
             args = ("XRANGE", b"(" + last, b"(" + floor, _PAGE, "")
-            found, last, _, is_all = self._scripts.run("find_entries", (self._keys.stream,), args)
+            found, last, _, is_all = self._link.run("find_entries", (self._keys.stream,), args)
             total += found
             if is_all:
                 break
@@ -103,7 +102,7 @@ class Trimming:
 
 
 def cut_each(
-    scripts: ScriptRunner, floors: Mapping[str, bytes], at_once: int, archived_only: bool, gathered_by: str = ""
+    link: Link, floors: Mapping[str, bytes], at_once: int, archived_only: bool, gathered_by: str = ""
 ) -> Iterator[dict[str, int | StillNeeded | CommandRefused]]:
     """Cut each of these streams below its floor, at most ``at_once`` entries of each with each flight of calls. Yield
     of each how many went with a flight, or why it is not cut any more. Only whole nodes of a stream go: up to some
@@ -111,7 +110,7 @@ def cut_each(
     most = dict.fromkeys(floors, at_once)
     while most:
         calls = [cut_call(one, floors[one], count, archived_only, gathered_by) for one, count in most.items()]
-        cut: dict[str, Any] = dict(zip(most, scripts.try_each("trim", calls), strict=True))
+        cut: dict[str, Any] = dict(zip(most, link.try_each("trim", calls), strict=True))
         for stream, reply in cut.items():
             if isinstance(reply, Exception) and not isinstance(reply, CommandRefused):
                 raise reply
@@ -121,7 +120,7 @@ def cut_each(
                 who, below = reply[1].decode("utf-8", "backslashreplace"), floors[stream].decode()
                 cut[stream] = StillNeeded(f"{who} needs entries below {below} by now; nothing more was cut")
         nothing = [stream for stream, count in cut.items() if count == 0]
-        lengths = dict(zip(nothing, scripts.link.all_of([("XLEN", one) for one in nothing]), strict=True))
+        lengths = dict(zip(nothing, link.all_of([("XLEN", one) for one in nothing]), strict=True))
         yield cut
         # A node of a longer stream may hold more than one call cuts (stream-node-max-entries): it goes as a whole or
         # not at all.
@@ -225,7 +224,7 @@ class Trimmer(Service):
     ) -> None:
         super().__init__()
         self.name = "trim-sources" if gathered_by else "trim"
-        self._link, self._scripts, self._streams, self._retention = link, ScriptRunner(link), streams, retention
+        self._link, self._streams, self._retention = link, streams, retention
         self._every_s, self._wait_s, self._keys, self._group = every_s, every_s or _IDLE_S, keys, gathered_by
         self.stalls_after_s = max(10.0, 4 * _AT_REST * self._wait_s)
         self._now_ms = 0  # Redis' time in this turn
@@ -299,7 +298,7 @@ class Trimmer(Service):
         names = {stream.decode(): floor for stream, floor in floors.items()}
         most = AT_ONCE_FOR_MEMORY if self._gives_way else AT_ONCE
         at_once = max(min(most, _LEAST_AT_ONCE), most // max(1, len(floors)))
-        for page in cut_each(self._scripts, names, at_once, self._retention.archived_only, self._group):
+        for page in cut_each(self._link, names, at_once, self._retention.archived_only, self._group):
             for stream, cut in zip(map(str.encode, page), page.values(), strict=True):
                 if isinstance(cut, CommandRefused):
                     if "no such key" not in str(cut):

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from usher.common.base.text import pluralize, span, time_of_day
 from usher.common.protocol.attempts import CUT_OFF, NEVER, Attempts
+from usher.common.protocol.keys import HALTED
 from usher.common.protocol.last_error import LastError
-from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of
-from usher.common.protocol.ticket_states import TicketState
+from usher.common.protocol.ticket_states import RETURNED, TicketState, due_ms_of
 from usher.master.policy.rules import Rule, RuleAction
 
 BAD, WARN, CALM = "bad", "warn", "calm"

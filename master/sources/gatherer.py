@@ -19,7 +19,6 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.leader_scripts import LossBook
 from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult
@@ -49,7 +48,6 @@ class Gatherer(Service):
     ) -> None:
         super().__init__()
         self._link, self._sources, self._every_s = link, sources, search_s if sources.patterns else 0.0
-        self._scripts = ScriptRunner(link)
         self._keys = keys
         self._losses = LossBook(link, keys)
         self._ticket_field = ticket_field
@@ -147,14 +145,14 @@ class Gatherer(Service):
         """Find, page by page, the streams that match the patterns and were there before a change of them was heard, and
         forget those that are gone, also such as were deleted while nobody gathered (lua/sources/gather.lua)."""
         with self._lock:
-            gone, fresh = self.rounds.others(), 0
+            gone = self.rounds.others()
         for pattern in self._sources.patterns:
             cursor = b""
             while cursor != b"0" and not self.stopping:
                 words = ("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "stream")
                 cursor, keys = self._link.call(*words)
                 gone.difference_update(keys)
-                fresh += self._found(keys)
+                self._found(keys)
                 yield
         cursor = b""
         while cursor != b"0" and not self.stopping:
@@ -165,12 +163,10 @@ class Gatherer(Service):
         if not self.stopping:
             with self._lock:
                 self.rounds.forget(gone)
-        if fresh:
-            event("sources_discovered", count=fresh)
 
-    def _found(self, keys: Iterable[bytes]) -> int:
+    def _found(self, keys: Iterable[bytes]) -> None:
         with self._lock:
-            return self.rounds.found(key for key in keys if self._sources.takes(key))
+            self.rounds.found(key for key in keys if self._sources.takes(key))
 
     def _gather(self, turn: Turn) -> tuple[bool, bytes, list[TurnResult]]:
         """Gather a turn. One source that Redis refuses (ACL, another slot) refuses the whole call, so it is made again
@@ -192,7 +188,7 @@ class Gatherer(Service):
         own, groups = (keys.gathered, keys.dead, keys.counters), (LogKeys(one.decode()).groups for one in turn.sources)
         script_keys: tuple[str | bytes, ...] = (keys.stream, *own, *turn.sources, *groups, keys.letters)
         args = (keys.group, self._ticket_field, LONGEST_TICKET, self._most, turn.quantum)
-        is_full, given, *flat = self._scripts.run("gather", script_keys, args)
+        is_full, given, *flat = self._link.run("gather", script_keys, args)
         told = [
             TurnResult(TurnOutcome(flat[at].decode()), flat[at + 1], flat[at + 2].decode(errors="replace"))
             for at in range(0, len(flat), 3)

@@ -10,13 +10,14 @@ master that gathers a source cuts it too, if asked to (``Trimmer``).
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable
 from itertools import islice
 
 import orjson
 
-from usher.common.base.errors import RedisTrouble, ReplyUnknown
+from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import WARNING, event
 from usher.common.doctor.collector import running_masters
 from usher.common.protocol.keys import Keys
@@ -76,15 +77,9 @@ class SourceSharer(Service):
 
     def on_end(self) -> None:
         self._hold(frozenset())
-        try:
-            try:
-                self._link.call("HDEL", self._shares, self._me)
-            except ReplyUnknown:  # a connection that broke while it was idle is noticed only now
-                self._link.call("HDEL", self._shares, self._me)
-        except RedisTrouble as trouble:  # the others find out when the note ends
-            event("shards_not_released", level=WARNING, problem=str(trouble))
-        finally:
-            self._link.close()
+        with contextlib.suppress(RedisTrouble):  # the others find out when the note ends
+            self._link.call("HDEL", self._shares, self._me)
+        self._link.close()
 
 
 class SourceServices:

@@ -41,7 +41,6 @@ from usher.common.outbox.rows import FIELDS, Refusal, encode, is_all
 from usher.common.outbox.store import OutboxStore
 from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import SAME_MEMORY, CommandRefused, Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import LONGEST_PAUSE_S, Health, Service, judge, stalled
 from usher.common.runtime.settings import is_loopback
 from usher.master.leader.elector import Elector, Lead
@@ -86,7 +85,6 @@ class Streamer(Service):
         """Make a streamer. ``batch_rows``: most rows per batch, which is one script call."""
         super().__init__()
         self._link = link
-        self._scripts = ScriptRunner(link)
         self._keys = keys
         self._lead = lead
         self._outbox = outbox
@@ -94,7 +92,7 @@ class Streamer(Service):
         self._fields = (settings.ticket_field, *FIELDS)
         self._most = self._batch_rows = batch_rows
         self._sent: _Sent | None = None
-        self._found_s, self._was_empty = now_s(), False  # when a look last found rows, and whether the last one did not
+        self._found_s = now_s()  # when a look last found rows
         self._not_durable_logged = False
         self.sent = self.refused = 0  # rows
         self.halted = 0  # tickets that wait for a refused row
@@ -105,21 +103,15 @@ class Streamer(Service):
         #: lease is held for a working way to the database; a standby has no better one in those cases, and would send
         #: the batch once more.
         self.worked_s = now_s()
-        self._trouble_s: float | None = None  # since when nothing could be streamed, as logged
 
     def run_once(self) -> float:
         try:
             wait_s = self._turn()
         except (RedisTrouble, SqlTrouble) as problem:
-            self._trouble_s = self._trouble_s or now_s()
             if isinstance(problem, (RedisTrouble, SqlBusy)):
                 self.worked_s = now_s() + _NEXT_TRY_S
             raise
         self.worked_s = now_s()
-        # A standby's turns prove nothing.
-        if self._trouble_s is not None and self._lead.epoch is not None and self._sent is None:
-            event("streamer_recovered", after_s=round(now_s() - self._trouble_s, 1))
-            self._trouble_s = None
         return wait_s
 
     def _turn(self) -> float:
@@ -135,10 +127,9 @@ class Streamer(Service):
         if looked_s >= self._count_at_s:
             self.halted, self._count_at_s = self._outbox.halted(), looked_s + _COUNT_S
         most = self._most
-        rows = [] if self._was_empty and self._outbox.is_empty() else self._outbox.batch(most)
+        rows = self._outbox.batch(most)
         batch = encode(rows, self._settings.outbox_refused_policy == "halt")
-        self._was_empty = not batch.names and not batch.refused
-        if self._was_empty:
+        if not batch.names and not batch.refused:
             now = self.caught_up_s = now_s()
             wait_s = min(self.poll_s, max(_LOOK_S, _PART * (now - self._found_s)))
             # A look is slow where many rows wait for refused ones, or PostgreSQL keeps those that were removed.
@@ -168,7 +159,7 @@ class Streamer(Service):
             raise
 
     def _add(self, epoch: int, values: list[bytes]) -> bool:
-        reply = self._scripts.run(
+        reply = self._link.run(
             "emit", (self._keys.stream, self._keys.leader), (str(epoch), len(self._fields), *self._fields, *values)
         )
         if reply == b"FENCED":

@@ -65,7 +65,8 @@ def test_a_successor_goes_on_where_the_leader_ended(world: World) -> None:
         _, points = read_points(*of, SPANS["1h"])
         assert points[-1]["sent"] == 5
         part = points[-1]["parts"][ALL]
-        assert (part["done"], part["failed"], sum(part["took"].values())) == (4, 2, 6)
+        took = sum(count for name, count in part.items() if name[0] == "t")
+        assert (part["done"], part["failed"], took) == (4, 2, 6)
         day = read_points(*of, SPANS["24h"])[1]
         assert sum(one["parts"].get(ALL, {"done": 0})["done"] for one in day) == 4
 

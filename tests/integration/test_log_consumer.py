@@ -19,13 +19,12 @@ import sqlalchemy as sa
 
 from tests.outboxes import STREAM, Outbox, add, noted_id, read_all, send, until
 from usher.common.base.errors import NotNow, SqlTrouble
-from usher.common.outbox.log_consumer import LogConsumer, LogLost, Loss, Record
+from usher.common.outbox.log_consumer import LogConsumer, LogLost, Record
 from usher.common.outbox.store import OutboxMisused
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, before
 from usher.common.redis.client import Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.router.router import Mode, StreamRouter
 from usher.master.operations.trimming import Trimming
 from usher.master.policy.trim import Nothing, decide, readers
@@ -345,11 +344,11 @@ def _lose_all(link: Link, ids: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("lose", "loss"),
     [
-        (_lose_all, Loss.ABOVE_END),
-        (lambda link, ids: link.call("DEL", STREAM), Loss.ABOVE_END),
-        (lambda link, ids: link.call("XTRIM", STREAM, "MINID", ids[3]), Loss.BELOW_START),
-        (lambda link, ids: link.call("XTRIM", STREAM, "MAXLEN", 0), Loss.BELOW_START),
-        (lambda link, ids: link.call("XDEL", STREAM, ids[1]), Loss.GONE),
+        (_lose_all, "checkpoint_above_end"),
+        (lambda link, ids: link.call("DEL", STREAM), "checkpoint_above_end"),
+        (lambda link, ids: link.call("XTRIM", STREAM, "MINID", ids[3]), "checkpoint_below_start"),
+        (lambda link, ids: link.call("XTRIM", STREAM, "MAXLEN", 0), "checkpoint_below_start"),
+        (lambda link, ids: link.call("XDEL", STREAM, ids[1]), "checkpoint_entry_gone"),
     ],
 )
 def test_a_stream_that_was_lost_or_cut_stops_its_reader_until_it_is_reset(
@@ -357,16 +356,16 @@ def test_a_stream_that_was_lost_or_cut_stops_its_reader_until_it_is_reset(
     consumers: Callable[..., LogConsumer],
     link: Link,
     lose: Callable[[Link, list[bytes]], object],
-    loss: Loss,
+    loss: str,
 ) -> None:
     ids = send(link, *"abcde")
     consumer = consumers(sqlite_outbox, batch=2)
     assert consumer.step(add) == 2
     lose(link, ids)
     for again in (consumer, consumers(sqlite_outbox)):
-        with pytest.raises(LogLost, match=loss.value) as lost:
+        with pytest.raises(LogLost, match=loss) as lost:
             again.step(add)
-        assert lost.value.loss is loss
+        assert lost.value.loss == loss
         assert "LogConsumer.reset" in str(lost.value)
     assert consumer.state()[1]["uids"] == ["a", "b"], "nothing was handled meanwhile"
     consumer.reset(b"0-0", {})
@@ -378,10 +377,10 @@ def test_a_stream_that_was_lost_or_cut_stops_its_reader_until_it_is_reset(
 @pytest.mark.parametrize(
     ("lose", "loss"),
     [
-        (_lose_all, Loss.ABOVE_END),
-        (lambda link, ids: link.call("DEL", STREAM), Loss.ABOVE_END),
-        (lambda link, ids: link.call("XTRIM", STREAM, "MINID", ids[1]), Loss.BELOW_START),
-        (lambda link, ids: link.call("XTRIM", STREAM, "MAXLEN", 0), Loss.BELOW_START),
+        (_lose_all, "checkpoint_above_end"),
+        (lambda link, ids: link.call("DEL", STREAM), "checkpoint_above_end"),
+        (lambda link, ids: link.call("XTRIM", STREAM, "MINID", ids[1]), "checkpoint_below_start"),
+        (lambda link, ids: link.call("XTRIM", STREAM, "MAXLEN", 0), "checkpoint_below_start"),
     ],
 )
 @pytest.mark.parametrize("how", ["first start", "reset"])
@@ -390,7 +389,7 @@ def test_a_stream_that_was_lost_or_cut_before_the_first_batch_is_noticed_too(
     consumers: Callable[..., LogConsumer],
     link: Link,
     lose: Callable[[Link, list[bytes]], object],
-    loss: Loss,
+    loss: str,
     how: str,
 ) -> None:
     ids = send(link, *"abcde")
@@ -404,7 +403,7 @@ def test_a_stream_that_was_lost_or_cut_before_the_first_batch_is_noticed_too(
     assert consumer.state()[0] == before(ids[0]) == noted_id(link)
     lose(link, ids)
     for again in (consumer, consumers(sqlite_outbox)):
-        with pytest.raises(LogLost, match=loss.value):
+        with pytest.raises(LogLost, match=loss):
             again.step(add)
     assert "uids" not in consumer.state()[1]
 
@@ -471,7 +470,7 @@ def test_a_state_that_is_no_json_is_refused_and_nothing_is_stored(
     """orjson writes null for NaN: the next batch would begin with no total at all."""
     send(link, "a")
     consumer = consumers(sqlite_outbox)
-    with pytest.raises(OutboxMisused, match=r"state\['total'\] is nan"):
+    with pytest.raises(OutboxMisused, match="state has a NaN or an infinity"):
         consumer.step(lambda records, state, sql: state.update(total=float("nan")))
     assert consumer.state()[1] == {}
     read_all(consumer)
@@ -509,7 +508,7 @@ def test_a_uid_of_any_length_is_told_apart(outbox: Outbox, consumers: Callable[.
 
 
 def _note(link: Link, version: int, last_id: bytes, replace: str = "") -> int:
-    return int(ScriptRunner(link).run("note_checkpoint", (KEYS.checkpoints,), ("one", version, last_id, replace)))
+    return int(link.run("note_checkpoint", (KEYS.checkpoints,), ("one", version, last_id, replace)))
 
 
 def test_a_late_note_changes_nothing(link: Link) -> None:

@@ -33,7 +33,7 @@ from usher.common.outbox.store import (
     write_all_to_outbox,
     write_to_outbox,
 )
-from usher.common.sql.alchemy import is_autocommit
+from usher.common.sql.alchemy import commits_by_itself, driver_of
 from usher.consumer.sinks.outcomes import SinkMisused
 from usher.consumer.sinks.sql import SqlSink
 from usher.consumer.sinks.sql_async import AsyncSqlSink
@@ -177,7 +177,7 @@ def test_aiosqlite_in_autocommit_mode_is_noticed(sqlite_outbox: Outbox) -> None:
         with pytest.raises(OutboxMisused, match="in AUTOCOMMIT mode"):
             write_to_outbox(own, ticket_id="1", action="a", object="o")
         own.execute(sa.text("DELETE FROM staged_log_records"))
-        return is_autocommit(own)
+        return commits_by_itself(driver_of(own))
 
     async def work(**options: Any) -> None:
         engine = create_async_engine(sqlite_outbox.url.replace("sqlite:", "sqlite+aiosqlite:"), **options)
@@ -186,7 +186,7 @@ def test_aiosqlite_in_autocommit_mode_is_noticed(sqlite_outbox: Outbox) -> None:
                 assert await connection.run_sync(careless)
             else:
                 await connection.run_sync(lambda own: write_to_outbox(own, ticket_id="2", action="a", object="o"))
-                assert not await connection.run_sync(is_autocommit)
+                assert not await connection.run_sync(lambda own: commits_by_itself(driver_of(own)))
         await engine.dispose()
 
     asyncio.run(work(isolation_level="AUTOCOMMIT"))

@@ -170,7 +170,7 @@ def test_what_the_database_rolls_back_within_a_batch_is_not_taken_for_done(
         state["runs"] = state.get("runs", 0) + 1
 
     for swallows in (True, False):
-        with pytest.raises(SqlTrouble, match="rolled back") if swallows else contextlib.nullcontext():
+        with pytest.raises(SqlTrouble, match="rolled this batch back") if swallows else contextlib.nullcontext():
             consumer.step(handle)
     assert own.rows("SELECT n FROM effects") == [(1,)]
     assert consumer.state()[1] == {"runs": 1}
@@ -218,5 +218,5 @@ def test_a_url_of_mariadb_is_one_and_an_engine_of_its_dialect_is_told_what_to_be
     store = OutboxStore(mysql_url.replace("mysql+", "mariadb+"))
     assert (store.dialect, store.migrate(), store.migrate()) == ("mysql", True, False)
     store.close()
-    with pytest.raises(OutboxMisused, match="MariaDB, as mysql"):
+    with pytest.raises(OutboxMisused, match="this one is for mariadb, by pymysql"):
         check_dialect(sa.create_engine(mysql_url.replace("mysql+", "mariadb+")))

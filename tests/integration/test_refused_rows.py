@@ -121,6 +121,6 @@ def test_a_refused_row_that_parks_nothing_is_explained_and_an_outbox_that_is_awa
     told = _explained(sqlite_outbox, redis_url, capsys, "T")
     assert (told["state"], told["reasons"][0]["code"]) == ("idle", "refused_in_outbox")
     with sqlite_outbox.engine.begin() as connection:
-        connection.execute(sa.text("DROP TABLE usher_outbox_version"))
+        connection.execute(sa.text("DROP TABLE consumer_uids"))
     told = _explained(sqlite_outbox, redis_url, capsys, "T")
     assert told["reasons"][0]["code"] == "outbox_not_asked"

@@ -236,7 +236,7 @@ def test_all_of_a_ticket_in_order_with_what_became_of_it(world: World, capfd: py
     assert (fences[0], fences[2], fences[5], fences[6]) == (77, 0, record.fence, 0)
     assert [line.split()[4:] for line in told.err.splitlines()][5] == ["3", "ticket_stream", "True", "True"]
     assert found["rehearsals"][4]["before"] | {"state": ""} == {
-        "state": "", "told": "gave up: KeyError: 'amount'", "reason": "gave_up", "error": "KeyError: 'amount'",
+        "state": "", "seconds": None, "told": "gave up: KeyError: 'amount'", "reason": "gave_up", "error": "KeyError: 'amount'",
     }  # fmt: skip
     _, newest = document(capfd, "shop:mended", "--ticket", "T", "--last", "3")
     assert [one["letter_id"] for one in newest["rehearsals"]] == [letter, None, None]

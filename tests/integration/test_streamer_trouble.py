@@ -230,23 +230,6 @@ def test_a_row_that_somebody_holds_is_sent_once_and_its_streamer_keeps_the_lease
             program.stop()
 
 
-def test_the_log_says_when_trouble_is_over_and_only_then(
-    sqlite_outbox: Outbox, hands: Callable[..., Hand], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    sqlite_outbox.stage_many(3)
-    hand = hands(sqlite_outbox)
-    with _cannot_remove(hand), pytest.raises(SqlTrouble):
-        hand.turn()
-    epoch = hand.lead.epoch
-    hand.lead.lost(epoch or 0)
-    hand.turn()
-    assert "streamer_recovered" not in caplog.text, "it stands by"
-    hand.elect()
-    hand.turn(3)
-    assert caplog.text.count("streamer_recovered") == 1
-
-
 def test_a_server_that_is_gone_without_a_word_is_noticed(postgres_outbox: Outbox) -> None:
     raw = postgres_outbox.engine.raw_connection()
     told = raw.driver_connection.info.get_parameters()  # type: ignore[union-attr]

@@ -16,7 +16,6 @@ from tests.integration.routers import until
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RetryLater
 from usher.common.redis.client import Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.async_pool import LaneWorker
 from usher.consumer.execution.lanes import Lanes
@@ -37,7 +36,7 @@ def _acker(world: World, lanes: Lanes, enough: int = 500, was_quiet: bool = Fals
     owner = world.join("a")
     world.owned(world.elect(), owner, b"T", b"1-1", b"2-1")
     link = Link(world.link.url, "test:ack")
-    steps = OwnerScripts(ScriptRunner(link), world.keys, owner.registration)
+    steps = OwnerScripts(link, world.keys, owner.registration)
     reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 8, 1008, 512)
     acker = Acker(steps, lanes, reporter, (_NEVER_S, enough), 0, lambda why: None)
     acker._flushed_s = -math.inf if was_quiet else now_s()
@@ -147,15 +146,13 @@ def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:
         a.read()
         a.acker._linger_s, a.acker._flushed_s = _NEVER_S, now_s()
         link = Link(stage.url, "test:drain")
-        drain = Drain(
-            OwnerScripts(ScriptRunner(link), stage.keys, a.registration), a.lanes, a.reader, a.acker, LEASE_MS
-        )
+        drain = Drain(OwnerScripts(link, stage.keys, a.registration), a.lanes, a.reader, a.acker, LEASE_MS)
         run = a.start()
         assert run is not None
         a.acker.start()
         run.succeed()
         until(lambda: a.acker._lingering)
-        assert drain.run(_PATIENCE_S, lambda: None)
+        assert drain.run(_PATIENCE_S)
         link.close()
         a.acker.stop()
         assert a.acker.join(_PATIENCE_S)

@@ -33,12 +33,12 @@ def test_what_is_not_encoded_is_not_refused(row: object) -> None:
 
 def test_what_a_dataclass_was_given_beside_its_fields_is_encoded_too() -> None:
     for row in (_Row(math.inf), _Slotted(math.inf, 0.0)):
-        with pytest.raises(ValueError, match=r"data\.note is inf"):
+        with pytest.raises(ValueError, match="data has a NaN or an infinity"):
             as_json("data", row)
     more: Any = _Row(1.0)
     more.total = math.nan
     assert orjson.dumps(more) == b'{"note":1.0,"total":null}'
-    with pytest.raises(ValueError, match=r"data\.total is nan"):
+    with pytest.raises(ValueError, match="data has a NaN or an infinity"):
         as_json("data", more)
 
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from usher.common.protocol.attempts import GIVEN_UP, NEVER, Attempts
+from usher.common.protocol.keys import HALTED
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.mishaps import Mishaps
-from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of
-from usher.common.protocol.ticket_states import TicketState
+from usher.common.protocol.ticket_states import RETURNED, TicketState, due_ms_of
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.explain import (
     SHOWN,

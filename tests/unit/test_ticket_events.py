@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import orjson
 import pytest
 
 from usher.common.protocol.run_log import CRASHED, encode
 from usher.consumer.policy.acks import Finished
-from usher.master.cli.status import ServerSentEvent, lines_of, parse
 from usher.master.insight.live import (
     ENTRIES,
     RUNS,
-    Event,
     changes,
     events_of,
     followed_row,
-    frame,
     parse_position,
 )
 from usher.master.policy.rules import Rule, RuleAction, Target
@@ -99,22 +95,6 @@ def test_what_changes_between_two_looks() -> None:
     assert names(changes(_T, done, nothing)) == ["state"]
     assert names(changes(_T, first, seen(b"returned 7 5-1"))) == ["state"]
     assert list(changes(_T, first, first)) == []
-
-
-def test_the_command_reads_what_the_master_writes() -> None:
-    event = Event(_T, "entry", {"ticket_id": "T\n1"})
-    text = b": following\n\n" + frame(event) + frame(event, "1-1_2-2_3-3") + b"id: 4-4_2-2_3-3\n\n:\n\n"
-    assert list(parse(text.split(b"\n"))) == [
-        ServerSentEvent("", "entry", event.data),
-        ServerSentEvent("1-1_2-2_3-3", "entry", event.data),
-        ServerSentEvent("4-4_2-2_3-3", "", {}),
-    ]
-    assert orjson.loads(frame(event).split(b"data: ")[1]) == event.data
-
-
-@pytest.mark.parametrize("pieces", [[b"a", b"\n", b"\n", b"b", b"\n", b"c"], [b"a\n\nb\nc"], [b"a\n", b"\nb\n", b"c"]])
-def test_a_line_is_told_when_it_is_whole_however_it_comes(pieces: list[bytes]) -> None:
-    assert list(lines_of(pieces)) == [b"a", b"", b"b"]
 
 
 def test_what_a_rule_holds_and_nobody_has_is_paused_and_not_idle() -> None:

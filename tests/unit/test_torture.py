@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from usher.consumer.handlers.error_trace import is_users
-from usher.consumer.torture.child import LineStops
-from usher.consumer.torture.scenarios import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, RunStep, WakeStep, places
+from usher.consumer.torture.stage import LineStops
+from usher.consumer.torture.stories import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, RunStep, WakeStep, places
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

@@ -108,11 +108,9 @@
     if (box) for (const other of all(`[name="${box.dataset.all}"][type="checkbox"]`)) other.checked = box.checked;
   });
   unhide(document);
-  /* Times of a form may be of this browser's zone; without scripts they are UTC. */
-  for (const list of all("[data-zones]")) {
-    const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-    if (zone && zone !== "UTC") list.prepend(new Option(zone, zone, true, true));
-  }
+  /* A time of a form is of this browser's zone; without scripts it is UTC. */
+  for (const zone of all("#at-zone")) zone.textContent = "";
+  for (const time of all("#at")) time.form.addEventListener("submit", () => { time.form.elements.due_ms.value = time.value && new Date(time.value).getTime(); });
   const theme = one("#theme"), root = document.documentElement;
   const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const name = () => { theme.textContent = dark() ? "Light" : "Dark"; theme.setAttribute("aria-label", `Use the ${dark() ? "light" : "dark"} theme`); };

@@ -1,0 +1,561 @@
+"""The processes of the harness: one without threads, because it forks, runs every scenario and looks at the ticket
+afterwards; its children play incarnations of a consumer each, and run the user's handler.
+
+The harness talks to a child through a pipe. An order is ``run`` (a message), ``effect`` (read a ticket's effect),
+``setup`` or ``look`` (check the names, and what the handler's module opens at its import). The answer says how the
+order ended; before the child kills or freezes itself, it says so, and where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import linecache
+import os
+import pkgutil
+import secrets
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from usher.common.base.clock import now_s, wall_ms
+from usher.common.protocol.attempts import Attempts
+from usher.common.runtime.fork_guard import end_with_parent
+from usher.consumer.handlers.error_trace import is_users
+from usher.consumer.handlers.loader import Handler, load_handler
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.isolation.child import HandlerCall
+from usher.consumer.isolation.process import CallResult, How
+from usher.consumer.torture.stories import (
+    AFTER,
+    DISTURBED,
+    MERGED,
+    MESSAGES,
+    SCENARIOS,
+    UNDISTURBED,
+    CaseFailure,
+    Expected,
+    FaultPoint,
+    RunStep,
+    Scenario,
+    ScenarioResult,
+    Step,
+    explain,
+    places,
+    trouble_with_effect,
+)
+
+
+class LineStops:
+    """A counter of the lines that a call runs. It calls ``act(place in words)`` before the ``at``-th line (from 0);
+    with ``at`` None it only counts."""
+
+    def __init__(self, always: str, at: int | None, act: Callable[[str], None]) -> None:
+        self._always = always  # the handler's own file
+        self._at = at
+        self._act = act
+        self.count = 0
+
+    def call(self, run: Callable[[], Any]) -> Any:
+        sys.settrace(self._entered)
+        try:
+            return run()
+        finally:
+            sys.settrace(None)
+
+    def _entered(self, frame: FrameType, event: str, arg: Any) -> Any:
+        file = frame.f_code.co_filename
+        return self._line if file == self._always or is_users(file) else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            reached, self.count = self.count, self.count + 1
+            if reached == self._at:
+                file, line = frame.f_code.co_filename, frame.f_lineno
+                self._act(f"{Path(file).name}:{line}: {linecache.getline(file, line).strip()[:80]}")
+        return self._line
+
+
+#: The range in which JSON integers travel as themselves.
+_LARGEST = 2**63 - 1
+
+
+def to_json_value(value: Any) -> Any:
+    """Return ``value`` as numbers, texts, lists and mappings. Rows become lists, sets sorted lists; anything else
+    becomes its ``repr``.
+
+    >>> to_json_value({"rows": [(1, "a")], "seen": {2, 1}})
+    {'rows': [[1, 'a']], 'seen': [1, 2]}
+    """
+    if value is None or isinstance(value, (bool, float, str)):
+        return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+    if isinstance(value, int):
+        return value if abs(value) <= _LARGEST else str(value)
+    if isinstance(value, Mapping):
+        return {to_json_value(str(name)): to_json_value(inner) for name, inner in value.items()}
+    if isinstance(value, Set):
+        return sorted((to_json_value(inner) for inner in value), key=repr)
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return [to_json_value(inner) for inner in value]
+    return repr(value)
+
+
+_LEASE_S = 3600.0
+
+
+class TortureError(Exception):
+    """An error that `usher torture` raises in the handler, like a timeout of a library."""
+
+
+@dataclass(frozen=True)
+class TortureRequest:
+    """What to test: a handler, the function that reads its effect, and one to call once before, each as
+    ``module:function``. ``fields``: of the messages, beside ``n`` and ``amount``; ``stops``: most places of a fault per
+    scenario; ``handler_s``: longest that one call may take."""
+
+    handler: str
+    effect: str
+    setup: str
+    fields: Mapping[str, str]
+    stops: int
+    handler_s: float
+
+
+def load_function(spec: str, option: str) -> Callable[..., Any]:
+    try:
+        function: Callable[..., Any] = pkgutil.resolve_name(spec)
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise ValueError(f"{option} {spec}: {problem}") from problem
+    return function
+
+
+class TortureChild:
+    def __init__(self, request: TortureRequest) -> None:
+        ours, theirs = Pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            ours.close()
+            _live(theirs, request)
+        theirs.close()
+        self.pipe = ours
+        self.is_frozen = False
+        self.is_over = False
+
+    def hear(self, within_s: float) -> dict[str, Any] | None:
+        """Return the next answer, or None when there is none in time. The answer of a child that is gone is
+        ``died``."""
+        if not self.pipe.poll(within_s):
+            return None
+        try:
+            answer: dict[str, Any] = self.pipe.recv()
+        except (EOFError, OSError):
+            self._reap()
+            return {"ended": "died", "error": "its process ended by itself"}
+        if answer["ended"] == "frozen":  # it says so just before it stops: the signal to go on must not come first
+            os.waitpid(self.pid, os.WUNTRACED)
+            self.is_frozen = True
+        elif answer["ended"] == "killed":
+            self._reap()
+        return answer
+
+    def wake(self) -> None:
+        self.is_frozen = False
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        if not self.is_over:
+            os.kill(self.pid, signal.SIGKILL)
+            self._reap()
+        self.pipe.close()
+
+    def _reap(self) -> None:
+        if not self.is_over:
+            os.waitpid(self.pid, 0)
+            self.is_over = True
+
+
+# ---- in the child process --------------------------------------------------------------------------------------------
+
+
+def _live(stage: Connection, request: TortureRequest) -> None:
+    try:
+        end_with_parent()  # frozen, it would outlive the harness
+        with contextlib.suppress(EOFError):  # the harness has gone
+            _ChildLoop(stage, request).run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+class _ChildLoop:
+    """The loop of the child process: it obeys orders, one ``_do_`` method each."""
+
+    def __init__(self, stage: Connection, request: TortureRequest) -> None:
+        self._stage = stage
+        self._request = request
+
+    def run(self) -> None:
+        while True:
+            order = self._stage.recv()
+            try:
+                answer = getattr(self, f"_do_{order['do']}")(order)
+            except BaseException as problem:
+                answer = _raised(problem)
+            self._stage.send(answer)
+
+    @functools.cached_property
+    def _handler(self) -> Handler:
+        return load_handler(self._request.handler)
+
+    @functools.cached_property
+    def _call(self) -> HandlerCall:
+        return HandlerCall(self._handler)
+
+    def _do_look(self, order: dict[str, Any]) -> dict[str, Any]:
+        before = _descriptors()
+        load_handler(self._request.handler)
+        effect = load_function(self._request.effect, "--effect")
+        if self._request.setup:
+            load_function(self._request.setup, "--setup")
+        parameters = len(inspect.signature(effect).parameters)
+        return {"ended": "well", "opened": _descriptors() != before, "parameters": parameters}
+
+    def _do_setup(self, order: dict[str, Any]) -> dict[str, Any]:
+        if self._request.setup:
+            self._called(load_function(self._request.setup, "--setup"))
+        return {"ended": "well"}
+
+    def _do_effect(self, order: dict[str, Any]) -> dict[str, Any]:
+        effect = load_function(self._request.effect, "--effect")
+        value = self._called(effect, *([order["ticket"]] if order["parameters"] else []))
+        if not order["parameters"] and isinstance(value, Mapping):
+            return {"ended": "well", "value": to_json_value(value.get(order["ticket"])), "is_total": False}
+        return {"ended": "well", "value": to_json_value(value), "is_total": not order["parameters"]}
+
+    def _do_run(self, order: dict[str, Any]) -> dict[str, Any]:
+        call = self._call
+        lease, before, absorbed = OwnLease(_LEASE_S, now_s()), order["attempt"] - 1, list[int]()
+
+        class Given(Message):
+            __slots__ = ()
+
+            def absorb(self, limit: int | None = None) -> list[Message]:
+                taken = waiting[:limit]
+                del waiting[: len(taken)]
+                absorbed.extend(number for number, _ in taken)
+                return [one for _, one in taken]
+
+            async def more(self, timeout_s: float) -> Message | None:
+                return next(iter(self.absorb(1)), None)
+
+        def entry(entry_id: str, flat: Sequence[str], before: int = 0) -> Message:
+            parts = [part.encode("utf-8", "surrogateescape") for part in flat]
+            of_ticket = order["ticket"].encode(), entry_id.encode(), order["fence"], parts
+            message = Given(*of_ticket, lease, Attempts(before, before))
+            message.attempt += 1
+            return message
+
+        message = entry(order["id"], order["flat"], before)
+        waiting = [(number, entry(*one)) for number, *one in order["behind"]]
+        does, place = order["does"], order["place"]
+
+        def act(where: str) -> None:
+            if does == "fail":
+                raise TortureError(f"an error before {where}")
+            self._stage.send({"ended": "killed" if does == "kill" else "frozen", "where": where})
+            os.kill(os.getpid(), signal.SIGKILL if does == "kill" else signal.SIGSTOP)
+            lease.end()  # a process that was stopped has slept for longer than its lease
+
+        source = inspect.unwrap(self._handler.call)
+        steps = LineStops(
+            getattr(getattr(source, "__code__", None), "co_filename", ""),
+            place if isinstance(place, int) else None,
+            act,
+        )
+        if does and place == "before":
+            act("the handler")
+        if (problem := steps.call(lambda: call(message))) is not None:
+            raise problem
+        # This run may have had fewer lines than the undisturbed one.
+        if does and (place == AFTER or (isinstance(place, int) and steps.count <= place)):
+            act("the acknowledgement")
+        return {"ended": "well", "lines": steps.count, "absorbed": absorbed}
+
+    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        result = function(*arguments)
+        return self._call.wait(result) if inspect.isawaitable(result) else result
+
+
+def _raised(raised: BaseException) -> dict[str, Any]:
+    told = CallResult.of(raised)
+    answer = {"ended": told.how, "error": told.error[:500], "after_s": told.after_s, "details": told.traceback[-4000:]}
+    return answer | {"is_ours": isinstance(raised, TortureError)}
+
+
+def _descriptors() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor from which this list was read
+            found.add(f"{name} {Path('/proc/self/fd', name).readlink()}")
+    return found
+
+
+# ---- in the harness --------------------------------------------------------------------------------------------------
+
+#: Most starts of a handler that raises, for one message; then the message would become a dead letter.
+_ATTEMPTS = 5
+_RETRIES_LATER = 50
+_OVER = ("well", "killed", "frozen", "died", "stuck", How.GAVE_UP, How.INVALID)
+_LONGEST_PAUSE_S = 0.5
+
+
+class HandlerUntestable(Exception):
+    """The error when nothing can be said about this handler; the text says why."""
+
+
+@dataclass
+class Case:
+    """A run of one scenario at one place: its ticket, its child processes (``actors``), and what was noted."""
+
+    ticket: str
+    actors: dict[str, TortureChild] = field(default_factory=dict)
+    entries: dict[tuple[int, bool], tuple[str, list[str]]] = field(default_factory=dict)
+    fence: int = 0
+    where: str = ""
+    notes: list[str] = field(default_factory=list)
+    merged: set[int] = field(default_factory=set)  # messages that a run of another one has ended
+
+
+class Harness:
+    """The runner of the scenarios for one handler."""
+
+    def __init__(self, request: TortureRequest) -> None:
+        self._request = request
+        self._run = secrets.token_hex(3)
+        self._tickets, self._entries = 0, itertools.count(1)
+        self._fences = wall_ms() * 1024  # as the leader's: higher than those of any run before
+        self._parameters = 0
+        self._hold_s = 0.5
+
+    def tell_all(self, progress: Callable[[str, int, int], None]) -> list[ScenarioResult]:
+        """Run every scenario at every place, and return the results. It calls ``progress(scenario, runs done, runs in
+        all)``. Raises HandlerUntestable."""
+        self._look()
+        expected, lines = self._undisturbed()
+        merged = self._lines_of_merged()
+        told_of = [(each, lines) for each in SCENARIOS] + [(each, merged) for each in MERGED if merged]
+        plan = [(each, place) for each, many in told_of for place in places(each, many, self._request.stops)]
+        findings = {each.name: ScenarioResult(each.name, each.title, each.story, each.advice) for each, _ in told_of}
+        for told, (scenario, place) in enumerate(plan):
+            progress(scenario.name, told, len(plan))
+            failure = self._tell(scenario, place, expected)
+            findings[scenario.name].runs += 1
+            findings[scenario.name].failures += [failure] if failure else []
+        return [*findings.values()]
+
+    def _look(self) -> None:
+        """Check that all names are there, and import the handler once for all child processes, unless its import opens
+        files or connections; then call the setup."""
+        with contextlib.closing(TortureChild(self._request)) as actor:
+            answer = self._ask(actor, {"do": "look"})
+            self._parameters = answer["parameters"]
+        if not answer["opened"]:
+            load_handler(self._request.handler)
+        with contextlib.closing(TortureChild(self._request)) as actor:
+            self._ask(actor, {"do": "setup"})
+
+    def _ask(self, actor: TortureChild, order: Mapping[str, Any]) -> dict[str, Any]:
+        actor.pipe.send(order)
+        answer = actor.hear(self._request.handler_s)
+        if answer is None:
+            raise HandlerUntestable(f"{order['do']}: it did not end within {self._request.handler_s:g} s")
+        if answer["ended"] != "well":
+            is_known = order["do"] == "look"  # an error in a name needs only one line
+            raise HandlerUntestable(f"{order['do']}: {answer['error'] if is_known else _details(answer)}")
+        return answer
+
+    # ---- the expected effect -----------------------------------------------------------------------------------------
+
+    def _undisturbed(self) -> tuple[Expected, int]:
+        began_s = time.monotonic()
+        first, lines = self._control()
+        self._hold_s = max(0.3, (time.monotonic() - began_s) / 2)
+        second, _ = self._control()
+        trouble = trouble_with_effect(first[0], first, second)
+        if trouble:
+            raise HandlerUntestable(trouble)
+        return first, lines
+
+    def _control(self) -> tuple[Expected, int]:
+        with self._story() as story:
+            before = self._effect(story.ticket)
+            after, lines = [self._seen(before, before)], 0
+            for step in UNDISTURBED.steps(0):
+                assert isinstance(step, RunStep)
+                answer = self._perform(story, step)
+                if answer["ended"] != "well":
+                    told = f"the handler fails although nothing goes wrong; message {step.number}: {_details(answer)}"
+                    raise HandlerUntestable(told)
+                if step.number == DISTURBED:
+                    lines = answer["lines"]
+                after.append(self._seen(self._effect(story.ticket), before))
+        return tuple(after), lines
+
+    def _effect(self, ticket: str) -> tuple[Any, bool]:
+        with contextlib.closing(TortureChild(self._request)) as actor:
+            answer = self._ask(actor, {"do": "effect", "ticket": ticket, "parameters": self._parameters})
+        return answer["value"], answer["is_total"]
+
+    def _seen(self, now: tuple[Any, bool], before: tuple[Any, bool]) -> Any:
+        value, is_total = now
+        if not is_total:
+            return value
+        if not isinstance(value, (int, float)) or not isinstance(before[0], (int, float)):
+            raise HandlerUntestable(
+                "--effect takes no argument, so it must return a number (a total) or a mapping of tickets; it returned"
+                f" {value!r}. Or let it take the ticket id"
+            )
+        return value - before[0]
+
+    def _lines_of_merged(self) -> int:
+        """Return the lines of a run for which the other messages wait; 0 if it absorbs none of them."""
+        with self._story() as story:
+            answer = self._perform(story, RunStep("a", 1, 1, merges=True))
+            return int(answer["lines"]) if story.merged else 0
+
+    # ---- cases -------------------------------------------------------------------------------------------------------
+
+    def _tell(self, scenario: Scenario, place: FaultPoint, expected: Expected) -> CaseFailure | None:
+        with self._story() as story:
+            before = (0, True) if self._parameters else self._effect(story.ticket)  # only a total needs it
+            for step in scenario.steps(place):
+                self._step(story, step)
+            self._wake_all(story)
+        seen = self._seen(self._effect(story.ticket), before)
+        if seen == expected[-1]:
+            return None
+        return CaseFailure(story.where, expected[-1], seen, explain(expected, seen), story.notes)
+
+    def _step(self, story: Case, step: Step) -> None:
+        if not isinstance(step, RunStep):
+            self._wake(story, step.actor)
+            return
+        if step.number in story.merged:
+            return
+        answer = self._perform(story, step)
+        if "where" in answer:
+            story.where = f"before {answer['where']}"
+        elif answer.get("is_ours"):
+            story.where = answer["error"].partition("an error ")[2]
+        elif answer["ended"] != "well":
+            story.notes.append(f"message {step.number}, actor {step.actor}: {answer['error']}")
+
+    def _perform(self, story: Case, step: RunStep) -> dict[str, Any]:
+        actor = story.actors.get(step.actor)
+        if actor is None:
+            actor = story.actors[step.actor] = TortureChild(self._request)
+        is_stale, story.fence = step.fence < story.fence, max(step.fence, story.fence)
+        entry_id, flat = self._entry(story, step)
+        order = {"do": "run", "ticket": story.ticket, "id": entry_id, "flat": flat, "fence": self._fences + step.fence}
+        order |= {"does": step.does, "place": step.place}
+        behind = range(step.number + 1, MESSAGES + 1) if step.merges else ()
+        order["behind"] = [(n, *self._entry(story, replace(step, number=n))) for n in behind]
+        attempt, later = step.attempt, 0
+        while True:
+            actor.pipe.send(order | {"attempt": attempt})
+            answer = self._heard(story, actor)
+            order["behind"] = []  # what failed runs alone the next time
+            story.merged.update(answer.get("absorbed", ()))
+            ended = answer["ended"]
+            if is_stale or answer.get("is_ours") or ended in _OVER:
+                return answer
+            later += ended == How.LATER
+            if later > _RETRIES_LATER or attempt - later >= step.attempt + _ATTEMPTS - 1:
+                return answer | {"error": f"given up after {attempt} attempts: {answer['error']}"}
+            attempt += 1
+            time.sleep(min(answer["after_s"], _LONGEST_PAUSE_S))
+
+    def _heard(self, story: Case, actor: TortureChild) -> dict[str, Any]:
+        """Return the answer of ``actor``. If it waits for a lock that a frozen one holds, wake that one earlier."""
+        answer = actor.hear(self._hold_s)
+        if answer is None and any(other.is_frozen for other in story.actors.values()):
+            self._wake_all(story)
+        if answer is None:
+            answer = actor.hear(self._request.handler_s)
+        if answer is None:
+            actor.close()
+            return {"ended": "stuck", "error": f"it did not end within {self._request.handler_s:g} s"}
+        return answer
+
+    def _wake_all(self, story: Case) -> None:
+        for name in story.actors:
+            self._wake(story, name)
+
+    def _wake(self, story: Case, name: str) -> None:
+        actor = story.actors[name]
+        if not actor.is_frozen:
+            return  # it was never stopped, or was woken earlier
+        actor.wake()
+        answer = actor.hear(self._request.handler_s)
+        if answer is not None and answer["ended"] != "well":
+            story.notes.append(f"the zombie ended with {answer['error']}")
+
+    @contextlib.contextmanager
+    def _story(self) -> Iterator[Case]:
+        self._tickets += 1
+        story = Case(f"torture-{self._run}-{self._tickets}")
+        try:
+            yield story
+        finally:
+            for actor in story.actors.values():
+                actor.close()
+
+    def _entry(self, story: Case, step: RunStep) -> tuple[str, list[str]]:
+        key = (step.number, step.is_copy)
+        if key not in story.entries:
+            head = {"ticket_id": story.ticket, "uid": f"{story.ticket}-m{step.number}"}
+            fields = head | default_fields(self._request.fields, step.number)
+            entry_id = f"{self._fences // 1024}-{next(self._entries)}"
+            story.entries[key] = (entry_id, [part for pair in fields.items() for part in pair])
+        return story.entries[key]
+
+
+def _details(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("details") or answer["error"])
+
+
+def default_fields(given: Mapping[str, str], number: int) -> dict[str, str]:
+    """Return the fields of a message: ``n``, ``amount`` (any sum of which shows its parts), and those that the user
+    gives, with ``{n}`` and ``{amount}`` filled in."""
+    base = {"n": str(number), "amount": str(10 ** (number - 1))}
+    return base | {
+        name: value.replace("{n}", base["n"]).replace("{amount}", base["amount"]) for name, value in given.items()
+    }
+
+
+@click.command(name="torture-stage")
+@click.argument("told_to", type=int)
+def main(told_to: int) -> None:
+    """Run all scenarios for the request that comes over the pipe ``told_to``, and answer there: standard output belongs
+    to the handler and its prints."""
+    end_with_parent()
+    sys.path.append(str(Path.cwd()))  # the folder of the handler's project
+    os.set_inheritable(told_to, False)
+    with Connection(told_to) as told:
+        try:
+            told.send(Harness(told.recv()).tell_all(lambda *progress: told.send(progress)))
+        except HandlerUntestable as why:
+            told.send(str(why))
