@@ -45,7 +45,7 @@ from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank
 from usher.common.protocol.ticket_states import BY_OWNER, TicketState, due_ms_of
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import TicketRecord, TicketStream, group_of, pairs, parse_record
+from usher.common.redis.replies import TicketRecord, TicketStream, found_entries, group_of, pairs, parse_record
 from usher.master.insight.stats import Kept, stream_sums, tickets_of
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.live_rules import read_rules
@@ -538,14 +538,12 @@ class TicketHistory:
         key, at_once = (self._keys.stream, _ENTRIES_AT_ONCE) if what == "entries" else (self._keys.runs, _RUNS_AT_ONCE)
         wanted, ends = wanted if what == "entries" else ("batch", *wanted, "part"), "+" if command == "XRANGE" else "-"
         found: list[bytes] = []
-        while True:
-            _, last, some, is_all = self._link.run("find_entries", (key,), (command, start, ends, at_once, *wanted))
-            found += some
-            if is_all:
-                return found, END
-            start = f"({last.decode()}" if last else start
-            if time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:
-                return found, start
+        for _, some, last, is_all in found_entries(self._link, command, key, start, ends, at_once, *wanted):
+            found, start = found + some, f"({last.decode()}" if last else start
+            if is_all or time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:
+                start = END if is_all else start
+                break
+        return found, start
 
     def message(self, message_id: str) -> dict[str, Any]:
         """Return what the stream, its group and the notes beside it have of a message, named as in ``MessageShown``;
