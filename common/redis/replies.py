@@ -182,6 +182,19 @@ def redis_ms(link: Link) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
+def found_entries(
+    link: Link, command: str, stream: str, start: str | bytes, end: str | bytes, at_once: int, *wanted: str | bytes
+) -> Iterator[tuple[int, list[bytes], bytes, bool]]:
+    """Look through a stream page by page (find_entries.lua, which says what is ``wanted``). Yield how many entries a
+    page had, what was found there, its last id (b"": it had none), and whether it was the last page."""
+    while True:
+        count, last, found, is_all = link.run("find_entries", (stream,), (command, start, end, at_once, *wanted))
+        yield count, found, last, bool(is_all)
+        if is_all:
+            return
+        start = b"(" + last if last else start
+
+
 def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
     return stream_facts(link.pipeline([("XINFO", "STREAM", stream)])[0])
 

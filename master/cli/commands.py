@@ -48,7 +48,7 @@ from usher.common.runtime.settings import CommonSettings, load, options, takes_j
 from usher.common.sending.producer import SECONDS
 from usher.master.cli import shared as ui
 from usher.master.insight.formatting import moment, visible
-from usher.master.insight.live import MOST, LiveOverview, TicketFeed, parse_position
+from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
 from usher.master.insight.status import ORDERS, StatusReader, retained
 from usher.master.operations.shelves import check_due
 from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
@@ -578,7 +578,7 @@ def with_outbox(document: dict[str, Any], rows: TicketRows, trouble: str = "") -
     reasons = unknown if trouble else _outbox_reasons(rows)
     if not reasons:
         return document
-    shown = [reason._asdict() for reason in reasons]
+    shown = [{"code": reason.code, "text": reason.text} for reason in reasons]
     here = [*shown, *document["reasons"]] if document["state"] in _NOTHING else [*document["reasons"], *shown]
     told = {"reasons": here, "sentences": [reason["text"] for reason in here], "summary": here[0]["text"]}
     if document["state"] in _NOTHING and rows.staged:
@@ -624,7 +624,6 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         for wait_s in (_BETWEEN_S, 0.0):
             overview.snapshot(0.0)
             overview.run_once()
-            overview.at_once = 0  # all are counted
             time.sleep(wait_s)
         groups, letters = at.fields.add_to_groups(overview.last["groups"]), overview.last["dead_letters"]
     names, is_cut = at.settings.shown_names, not all(one["tickets_are_all"] for one in groups)
@@ -648,7 +647,7 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         calm = "nothing is stuck" if overview.last["consumers"]["live"] else calm
         click.echo(f"{calm}{given_up}")
     elif is_cut:
-        click.echo(f"tickets that have not failed are counted among the {MOST} oldest of each state only")
+        click.echo("of tickets that wait for a consumer only the oldest were counted")
 
 
 def _ways(group: dict[str, Any]) -> list[str]:

@@ -21,7 +21,6 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field,
 from typing_extensions import TypedDict
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import UsherError
 from usher.common.base.log import WARNING, event
 from usher.common.http.app import Problem, answer, parse_json, read_body, read_json, read_query, unprocessable
 from usher.common.http.auth import caller, must_be_for
@@ -79,16 +78,19 @@ _ANSWER_S = 2.0
 _MOST_UNREAD = 16
 
 
-class NotLeader(UsherError):
-    """This master is a standby. ``leader_url`` is None when there is no leader at the moment."""
+class NotLeader(Problem):
+    """``leader_url``: None when there is no leader at the moment."""
 
     def __init__(self, leader_url: str | None) -> None:
-        self.leader_url = leader_url
-        super().__init__()
+        told: dict[str, Any] = {"headers": {"Retry-After": "1"}, "leader_url": leader_url}
+        super().__init__(503, "not_leader", "this master is a standby", **told)
 
 
-class IncarnationFenced(UsherError):
-    """The leader does not know this incarnation: it must stop, and register as a new one."""
+class IncarnationFenced(Problem):
+    """The leader does not know this incarnation."""
+
+    def __init__(self) -> None:
+        super().__init__(409, "fenced", "this incarnation has ended; stop its work and register again")
 
 
 @dataclass
