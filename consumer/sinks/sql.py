@@ -75,10 +75,12 @@ M = TypeVar("M", bound=Marked)
 
 
 class BaseSink:
-    """Base of the sinks for plain and for ``async def`` handlers. All of one database schema share its tables; ``name``
-    tells them apart. What takes a connection runs in the caller's transaction."""
+    """Base of the sinks for plain and for ``async def`` handlers, on a plain engine: the latter calls it in a greenlet,
+    in which a driver's waits are the event loop's. All of one database schema share its tables; ``name`` tells them
+    apart."""
 
-    def __init__(self, dialect: sa.Dialect, name: str, keep_s: float) -> None:
+    def __init__(self, engine: sa.Engine, name: str, keep_s: float) -> None:
+        self._engine, dialect = engine, engine.dialect
         if dialect.name not in ("postgresql", "sqlite"):
             raise SinkMisused(f"SqlSink works on PostgreSQL and SQLite; this engine is for {dialect.name}")
         if not abs(keep_s) < 1e12:
@@ -197,11 +199,33 @@ class BaseSink:
                 " any more; let the error out, or use `with session.begin_nested()` around what may fail"
             )
 
-    def _create(self, connection: sa.Connection) -> None:
-        if self._is_postgres:
-            connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
-        for statement in self._creation():
-            connection.execute(statement)
+    @contextlib.contextmanager
+    def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
+        with plain_errors(), self._engine.connect() as connection, connection.begin() as transaction:
+            if not self._enter(connection, message):
+                with ForkGuard():
+                    yield None  # the fence is stored nevertheless
+            else:
+                # commit() flushes pending objects; the transaction does not belong to the session.
+                with sa.orm.Session(bind=connection, join_transaction_mode="rollback_only") as session:
+                    with ForkGuard():  # forked children would commit, or roll back, on our connection
+                        yield session
+                    session.commit()
+                if self._leave(connection, message, transaction.is_active):
+                    transaction.rollback()
+                    return
+        if next(self._turns) % PRUNE_EVERY == 0:
+            try:
+                self._prune()
+            except Exception as problem:  # the effect is stored, so the message must not fail any more
+                event("sink_prune_failed", level=WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
+
+    def _create(self) -> None:
+        with plain_errors(), self._engine.begin() as connection:
+            if self._is_postgres:
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
+            for statement in self._creation():
+                connection.execute(statement)
 
     def ddl(self) -> str:
         return "".join(f"{str(one.compile(dialect=self._dialect)).strip()};\n" for one in self._creation())
@@ -211,26 +235,17 @@ class BaseSink:
         made: list[Any] = [sa.schema.CreateTable(table, if_not_exists=True) for table in tables]
         return made + [sa.schema.CreateIndex(index, if_not_exists=True) for table in tables for index in table.indexes]
 
-    def _prune(self, connection: sa.Connection, at_once: int) -> int:
+    def _prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
         removed = 0
-        for table in (self._fences, self._uids):
-            is_ours = table.c.sink == self._name
-            too_old = table.c.at_s < self._now - int(self._keep_s)
-            keys = sa.tuple_(*table.primary_key.columns)
-            # Locked rows are skipped: a ticket that comes back at this moment keeps its fence.
-            picked = sa.select(*table.primary_key.columns).where(is_ours, too_old).order_by(table.c.at_s).limit(at_once)
-            removed += connection.execute(
-                sa.delete(table).where(keys.in_(picked.with_for_update(skip_locked=True)))
-            ).rowcount
+        with plain_errors(), self._engine.begin() as connection:
+            for table in (self._fences, self._uids):
+                too_old = table.c.at_s < self._now - int(self._keep_s)
+                columns = table.primary_key.columns
+                picked = sa.select(*columns).where(table.c.sink == self._name, too_old).order_by(table.c.at_s)
+                # Locked rows are skipped: a ticket that comes back at this moment keeps its fence.
+                picked = picked.limit(at_once).with_for_update(skip_locked=True)
+                removed += connection.execute(sa.delete(table).where(sa.tuple_(*columns).in_(picked))).rowcount
         return removed
-
-    @contextlib.contextmanager
-    def _pruning(self) -> Iterator[None]:
-        """Only log an error of the pruning: the effect is stored, so the message must not fail any more."""
-        try:
-            yield
-        except Exception as problem:
-            event("sink_prune_failed", level=WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
 
 
 def storable(text: str) -> str:
@@ -276,13 +291,17 @@ class SqlSink(BaseSink):
                 " usher.consumer.sinks.sql_async.AsyncSqlSink"
             )
         self.engine = engine
-        super().__init__(engine.dialect, name, keep_s)
+        super().__init__(engine, name, keep_s)
 
     def create_tables(self) -> None:
         """Create the sink's tables where they are missing; safe in many processes at once. Later versions only add
         columns with a default."""
-        with plain_errors(), self.engine.begin() as connection:
-            self._create(connection)
+        self._create()
+
+    def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
+        """Remove up to ``at_once`` rows of each table that need not be kept, and return how many. The sink does it by
+        itself now and then."""
+        return self._prune(at_once)
 
     @contextlib.contextmanager
     def transaction(self, message: Marked) -> Iterator[sa.orm.Session]:
@@ -317,31 +336,6 @@ class SqlSink(BaseSink):
 
         handle_once.__signature__ = ONE_MESSAGE  # type: ignore[attr-defined]
         return handle_once
-
-    def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
-        """Remove up to ``at_once`` rows of each table that need not be kept, and return how many. The sink calls it by
-        itself now and then."""
-        with plain_errors(), self.engine.begin() as connection:
-            return self._prune(connection, at_once)
-
-    @contextlib.contextmanager
-    def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
-        with plain_errors(), self.engine.connect() as connection, connection.begin() as transaction:
-            if not self._enter(connection, message):
-                with ForkGuard():
-                    yield None  # the fence is stored nevertheless
-            else:
-                # commit() flushes pending objects; the transaction does not belong to the session.
-                with sa.orm.Session(bind=connection, join_transaction_mode="rollback_only") as session:
-                    with ForkGuard():  # forked children would commit, or roll back, on our connection
-                        yield session
-                    session.commit()
-                if self._leave(connection, message, transaction.is_active):
-                    transaction.rollback()
-                    return
-        if next(self._turns) % PRUNE_EVERY == 0:
-            with self._pruning():
-                self.prune()
 
 
 #: load_handler checks it: one argument, whatever the decorated function takes.
