@@ -74,13 +74,13 @@ PRUNE_AT_ONCE = 1000
 M = TypeVar("M", bound=Marked)
 
 
-class BaseSink:
-    """Base of the sinks for plain and for ``async def`` handlers, on a plain engine: the latter calls it in a greenlet,
-    in which a driver's waits are the event loop's. All of one database schema share its tables; ``name`` tells them
-    apart."""
+class SinkSteps:
+    """The steps of the sinks for plain and for ``async def`` handlers, on a plain engine: the latter takes them in a
+    greenlet, in which a driver's waits are the event loop's. All of one database schema share its tables; ``name``
+    tells them apart."""
 
     def __init__(self, engine: sa.Engine, name: str, keep_s: float) -> None:
-        self._engine, dialect = engine, engine.dialect
+        self.engine, dialect = engine, engine.dialect
         if dialect.name not in ("postgresql", "sqlite"):
             raise SinkMisused(f"SqlSink works on PostgreSQL and SQLite; this engine is for {dialect.name}")
         if not abs(keep_s) < 1e12:
@@ -200,8 +200,9 @@ class BaseSink:
             )
 
     @contextlib.contextmanager
-    def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
-        with plain_errors(), self._engine.connect() as connection, connection.begin() as transaction:
+    def admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
+        """Give a session in the transaction that also holds fence and uid; None for a repeat."""
+        with plain_errors(), self.engine.connect() as connection, connection.begin() as transaction:
             if not self._enter(connection, message):
                 with ForkGuard():
                     yield None  # the fence is stored nevertheless
@@ -216,12 +217,14 @@ class BaseSink:
                     return
         if next(self._turns) % PRUNE_EVERY == 0:
             try:
-                self._prune()
+                self.prune()
             except Exception as problem:  # the effect is stored, so the message must not fail any more
                 event("sink_prune_failed", level=WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
 
-    def _create(self) -> None:
-        with plain_errors(), self._engine.begin() as connection:
+    def create_tables(self) -> None:
+        """Create the sink's tables where they are missing; safe in many processes at once. Later versions only add
+        columns with a default."""
+        with plain_errors(), self.engine.begin() as connection:
             if self._is_postgres:
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
             for statement in self._creation():
@@ -235,9 +238,11 @@ class BaseSink:
         made: list[Any] = [sa.schema.CreateTable(table, if_not_exists=True) for table in tables]
         return made + [sa.schema.CreateIndex(index, if_not_exists=True) for table in tables for index in table.indexes]
 
-    def _prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
+    def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
+        """Remove up to ``at_once`` rows of each table that need not be kept, and return how many. The sink does it by
+        itself now and then."""
         removed = 0
-        with plain_errors(), self._engine.begin() as connection:
+        with plain_errors(), self.engine.begin() as connection:
             for table in (self._fences, self._uids):
                 too_old = table.c.at_s < self._now - int(self._keep_s)
                 columns = table.primary_key.columns
@@ -266,7 +271,7 @@ _CONTENTION_S, _AWAY_S = (0.02, 0.2), (0.5, 2.0)
 _RNG = random.Random()  # not the shared one: a handler may seed that, and all processes would ask in step
 
 
-class SqlSink(BaseSink):
+class SqlSink(SinkSteps):
     """Exactly-once effects through one SQLAlchemy engine (see the module). Threads may share it.
 
     ``name``: one per use, see the module. ``keep_s``: seconds for which uids and fences are kept. Raises SinkMisused
@@ -290,18 +295,7 @@ class SqlSink(BaseSink):
                 "SqlSink takes a URL or an Engine of a plain driver; for an AsyncEngine there is"
                 " usher.consumer.sinks.sql_async.AsyncSqlSink"
             )
-        self.engine = engine
         super().__init__(engine, name, keep_s)
-
-    def create_tables(self) -> None:
-        """Create the sink's tables where they are missing; safe in many processes at once. Later versions only add
-        columns with a default."""
-        self._create()
-
-    def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
-        """Remove up to ``at_once`` rows of each table that need not be kept, and return how many. The sink does it by
-        itself now and then."""
-        return self._prune(at_once)
 
     @contextlib.contextmanager
     def transaction(self, message: Marked) -> Iterator[sa.orm.Session]:
@@ -311,7 +305,7 @@ class SqlSink(BaseSink):
         For a repeat the block ends at the first use of the session. In a rehearsal (``message.is_rehearsal``) the block
         runs whatever is stored, and all of it is rolled back at its end. Raises StaleFence, SinkNotNow and SinkMisused.
         """
-        with self._admitted(message) as session:
+        with self.admitted(message) as session:
             if session is not None:
                 yield session
                 return
@@ -330,7 +324,7 @@ class SqlSink(BaseSink):
 
         @functools.wraps(handle)
         def handle_once(message: M) -> None:
-            with self._admitted(message) as session:
+            with self.admitted(message) as session:
                 if session is not None:
                     check_done(handle(message, session))
 

@@ -15,12 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.util import greenlet_spawn
 
 from usher.consumer.sinks.outcomes import Marked, SinkMisused
-from usher.consumer.sinks.sql import ONE_MESSAGE, WEEK_S, BaseSink, check_done
+from usher.consumer.sinks.sql import ONE_MESSAGE, WEEK_S, SinkSteps, check_done
 
 M = TypeVar("M", bound=Marked)
 
 
-class AsyncSqlSink(BaseSink):
+class AsyncSqlSink:
     """Exactly-once effects like SqlSink's, for one event loop, since an engine's connections belong to a loop."""
 
     def __init__(self, engine: AsyncEngine, name: str = "default", *, keep_s: float = WEEK_S) -> None:
@@ -29,12 +29,12 @@ class AsyncSqlSink(BaseSink):
                 "AsyncSqlSink takes what create_async_engine makes; for an Engine or a URL there is"
                 " usher.consumer.sinks.sql.SqlSink"
             )
-        self.engine = engine
-        super().__init__(engine.sync_engine, name, keep_s)
+        self.engine, self._steps = engine, SinkSteps(engine.sync_engine, name, keep_s)
+        self.ddl = self._steps.ddl
 
     async def create_tables(self) -> None:
         """Create the sink's tables where they are missing; safe in many processes at once."""
-        await greenlet_spawn(self._create)
+        await greenlet_spawn(self._steps.create_tables)
 
     def exactly_once(self, handle: Callable[[M, AsyncSession], Awaitable[Any]]) -> Callable[[M], Awaitable[None]]:
         """Make ``async def handle(message, session)`` a handler of one argument, never called for a repeat. A
@@ -55,7 +55,7 @@ class AsyncSqlSink(BaseSink):
     async def transaction(self, message: Marked) -> AsyncIterator[AsyncSession | None]:
         """Give a session in the transaction that also holds fence and uid, or None for a repeat: check for it. Raises
         StaleFence, SinkNotNow and SinkMisused."""
-        admitted = self._admitted(message)
+        admitted = self._steps.admitted(message)
         session = await greenlet_spawn(admitted.__enter__)
         try:
             made: Any = lambda **_: session  # noqa: E731 - the one that the statements of the sink have opened
