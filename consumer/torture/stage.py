@@ -45,13 +45,13 @@ from usher.consumer.torture.stories import (
     MESSAGES,
     SCENARIOS,
     UNDISTURBED,
+    WAKE,
     CaseFailure,
     Expected,
     FaultPoint,
     RunStep,
     Scenario,
     ScenarioResult,
-    Step,
     explain,
     places,
     trouble_with_effect,
@@ -369,22 +369,21 @@ class Harness:
     def _look(self) -> None:
         """Check that all names are there, and import the handler once for all child processes, unless its import opens
         files or connections; then call the setup."""
-        with contextlib.closing(TortureChild(self._request)) as actor:
-            answer = self._ask(actor, {"do": "look"})
-            self._parameters = answer["parameters"]
+        answer = self._ask("look")
+        self._parameters = answer["parameters"]
         if not answer["opened"]:
             load_handler(self._request.handler)
-        with contextlib.closing(TortureChild(self._request)) as actor:
-            self._ask(actor, {"do": "setup"})
+        self._ask("setup")
 
-    def _ask(self, actor: TortureChild, order: Mapping[str, Any]) -> dict[str, Any]:
-        actor.pipe.send(order)
-        answer = actor.hear(self._request.handler_s)
+    def _ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """Return the answer of a child of its own to an order."""
+        with contextlib.closing(TortureChild(self._request)) as actor:
+            actor.pipe.send({"do": do, **more})
+            answer = actor.hear(self._request.handler_s)
         if answer is None:
-            raise HandlerUntestable(f"{order['do']}: it did not end within {self._request.handler_s:g} s")
-        if answer["ended"] != "well":
-            is_known = order["do"] == "look"  # an error in a name needs only one line
-            raise HandlerUntestable(f"{order['do']}: {answer['error'] if is_known else _details(answer)}")
+            raise HandlerUntestable(f"{do}: it did not end within {self._request.handler_s:g} s")
+        if answer["ended"] != "well":  # an error in a name needs only one line
+            raise HandlerUntestable(f"{do}: {answer['error'] if do == 'look' else _details(answer)}")
         return answer
 
     # ---- the expected effect -----------------------------------------------------------------------------------------
@@ -404,7 +403,6 @@ class Harness:
             before = self._effect(story.ticket)
             after, lines = [self._seen(before, before)], 0
             for step in UNDISTURBED.steps(0):
-                assert isinstance(step, RunStep)
                 answer = self._perform(story, step)
                 if answer["ended"] != "well":
                     told = f"the handler fails although nothing goes wrong; message {step.number}: {_details(answer)}"
@@ -415,8 +413,7 @@ class Harness:
         return tuple(after), lines
 
     def _effect(self, ticket: str) -> tuple[Any, bool]:
-        with contextlib.closing(TortureChild(self._request)) as actor:
-            answer = self._ask(actor, {"do": "effect", "ticket": ticket, "parameters": self._parameters})
+        answer = self._ask("effect", ticket=ticket, parameters=self._parameters)
         return answer["value"], answer["is_total"]
 
     def _seen(self, now: tuple[Any, bool], before: tuple[Any, bool]) -> Any:
@@ -449,8 +446,8 @@ class Harness:
             return None
         return CaseFailure(story.where, expected[-1], seen, explain(expected, seen), story.notes)
 
-    def _step(self, story: Case, step: Step) -> None:
-        if not isinstance(step, RunStep):
+    def _step(self, story: Case, step: RunStep) -> None:
+        if step.does == WAKE:
             self._wake(story, step.actor)
             return
         if step.number in story.merged:
