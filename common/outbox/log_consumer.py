@@ -442,12 +442,8 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
             sql.execute(self._sql["recall"], [self._me | {"uid": uid, "number": at.records} for uid in known])
         if self._remember is not None:
             sql.execute(self._sql["forget"], self._me | {"number": at.records - self._remember - self._batch})
-        fresh = []
-        for record in records:
-            if record.uid in new:
-                new.discard(record.uid)
-                fresh.append(record)
-        return fresh
+        first = {record.uid: record for record in reversed(records)}
+        return [record for record in records if record.uid in new and record is first[record.uid]]
 
     def _remember_all(self, sql: sa.Connection, at: _Checkpoint, uids: list[str]) -> set[str]:
         keys, known = self._keys(dict.fromkeys(uids)), set[str | bytes]()
