@@ -304,8 +304,6 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
             while not (until.came or stop()):
                 try:
                     self.step(handle, _WAIT_S, on_error)
-                    if failures:
-                        event("log_consumer_recovered", name=self._name, failures=failures)
                     failures = 0
                 except (RedisTrouble, SqlTrouble) as trouble:
                     failures += 1
@@ -401,7 +399,6 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
             sql.execute(self._sql["store_state"], self._me | {"state": _encoded(state)})
             self._log.note(self._name, meanwhile.version, min(at.last_id, place, key=rank), replace=True)
         self._note(moved)
-        event("log_consumer_reset", name=self._name, stream=self._stream, last_id=place.decode())
         return place
 
     def close(self) -> None:
@@ -476,7 +473,6 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
             first = self._log.place(self._start)
             with sql_trouble("making the checkpoint"), self._engine.begin() as sql:
                 sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": first.decode()})
-            event("log_consumer_created", name=self._name, stream=self._stream, last_id=first.decode())
             at = self._noted_as_it_is()
         assert at is not None
         self._at = at

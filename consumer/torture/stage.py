@@ -227,11 +227,10 @@ class _ChildLoop:
     def _do_look(self, order: dict[str, Any]) -> dict[str, Any]:
         before = _descriptors()
         load_handler(self._request.handler)
-        effect = load_function(self._request.effect, "--effect")
+        load_function(self._request.effect, "--effect")
         if self._request.setup:
             load_function(self._request.setup, "--setup")
-        parameters = len(inspect.signature(effect).parameters)
-        return {"ended": "well", "opened": _descriptors() != before, "parameters": parameters}
+        return {"ended": "well", "opened": _descriptors() != before}
 
     def _do_setup(self, order: dict[str, Any]) -> dict[str, Any]:
         if self._request.setup:
@@ -239,11 +238,8 @@ class _ChildLoop:
         return {"ended": "well"}
 
     def _do_effect(self, order: dict[str, Any]) -> dict[str, Any]:
-        effect = load_function(self._request.effect, "--effect")
-        value = self._called(effect, *([order["ticket"]] if order["parameters"] else []))
-        if not order["parameters"] and isinstance(value, Mapping):
-            return {"ended": "well", "value": to_json_value(value.get(order["ticket"])), "is_total": False}
-        return {"ended": "well", "value": to_json_value(value), "is_total": not order["parameters"]}
+        value = self._called(load_function(self._request.effect, "--effect"), order["ticket"])
+        return {"ended": "well", "value": to_json_value(value)}
 
     def _do_run(self, order: dict[str, Any]) -> dict[str, Any]:
         call = self._call
@@ -347,7 +343,6 @@ class Harness:
         self._run = secrets.token_hex(3)
         self._tickets, self._entries = 0, itertools.count(1)
         self._fences = wall_ms() * 1024  # as the leader's: higher than those of any run before
-        self._parameters = 0
         self._hold_s = 0.5
 
     def tell_all(self, progress: Callable[[str, int, int], None]) -> list[ScenarioResult]:
@@ -369,9 +364,7 @@ class Harness:
     def _look(self) -> None:
         """Check that all names are there, and import the handler once for all child processes, unless its import opens
         files or connections; then call the setup."""
-        answer = self._ask("look")
-        self._parameters = answer["parameters"]
-        if not answer["opened"]:
+        if not self._ask("look")["opened"]:
             load_handler(self._request.handler)
         self._ask("setup")
 
@@ -400,8 +393,7 @@ class Harness:
 
     def _control(self) -> tuple[Expected, int]:
         with self._story() as story:
-            before = self._effect(story.ticket)
-            after, lines = [self._seen(before, before)], 0
+            after, lines = [self._effect(story.ticket)], 0
             for step in UNDISTURBED.steps(0):
                 answer = self._perform(story, step)
                 if answer["ended"] != "well":
@@ -409,23 +401,11 @@ class Harness:
                     raise HandlerUntestable(told)
                 if step.number == DISTURBED:
                     lines = answer["lines"]
-                after.append(self._seen(self._effect(story.ticket), before))
+                after.append(self._effect(story.ticket))
         return tuple(after), lines
 
-    def _effect(self, ticket: str) -> tuple[Any, bool]:
-        answer = self._ask("effect", ticket=ticket, parameters=self._parameters)
-        return answer["value"], answer["is_total"]
-
-    def _seen(self, now: tuple[Any, bool], before: tuple[Any, bool]) -> Any:
-        value, is_total = now
-        if not is_total:
-            return value
-        if not isinstance(value, (int, float)) or not isinstance(before[0], (int, float)):
-            raise HandlerUntestable(
-                "--effect takes no argument, so it must return a number (a total) or a mapping of tickets; it returned"
-                f" {value!r}. Or let it take the ticket id"
-            )
-        return value - before[0]
+    def _effect(self, ticket: str) -> Any:
+        return self._ask("effect", ticket=ticket)["value"]
 
     def _lines_of_merged(self) -> int:
         """Return the lines of a run for which the other messages wait; 0 if it absorbs none of them."""
@@ -437,11 +417,10 @@ class Harness:
 
     def _tell(self, scenario: Scenario, place: FaultPoint, expected: Expected) -> CaseFailure | None:
         with self._story() as story:
-            before = (0, True) if self._parameters else self._effect(story.ticket)  # only a total needs it
             for step in scenario.steps(place):
                 self._step(story, step)
             self._wake_all(story)
-        seen = self._seen(self._effect(story.ticket), before)
+        seen = self._effect(story.ticket)
         if seen == expected[-1]:
             return None
         return CaseFailure(story.where, expected[-1], seen, explain(expected, seen), story.notes)

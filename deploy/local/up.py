@@ -100,7 +100,7 @@ class Supervision:
         self._socket = Path(made.environ["USHER_CONTROL_SOCKET"])
         self._process: subprocess.Popen[bytes] | None = None
         self._redis_pid = 0
-        self.logs = Relay(made.state_folder / "logs", sys.stdout.isatty() and not made.environ.get("NO_COLOR"))
+        self.logs = Relay(made.state_folder / "logs")
 
     def start(self) -> None:
         """Start supervisord and wait until it answers. Raises StartRefused."""
@@ -500,10 +500,6 @@ def preflight() -> None:
     check_programs(os.environ)
 
 
-#: Colours of programs, in the order in which they appear; red is left for supervisord's own news.
-_COLOURS = tuple(
-    f"{light}{name}" for light in ("", "bright_") for name in ("cyan", "green", "yellow", "blue", "magenta")
-)
 #: Words of those lines of supervisord's own log that a person wants to see while it runs well.
 _NEWS = (" exited: ", "gave up: ", "killing ", "spawnerr", "FATAL")
 _WIDTH = 12
@@ -515,8 +511,8 @@ class Relay:
     """The programs' logs from now on; of one that is rotated, its rest too. Who does not read them holds nothing up,
     not even a stop: the rest waits in the files."""
 
-    def __init__(self, folder: Path, coloured: bool) -> None:
-        self.folder, self._coloured = folder, coloured
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         #: Inode of each log, and how far it is read; and as it was before this run.
         self._read = {path.stem: ((facts := path.stat()).st_ino, facts.st_size) for path in folder.glob("*.log")}
@@ -578,11 +574,7 @@ class Relay:
         plain = "".join(
             letter if letter.isprintable() or letter == "\t" else "\N{REPLACEMENT CHARACTER}" for letter in line
         )
-        label = f"{name:<{_WIDTH}} | "
-        if not self._coloured:
-            return label + plain
-        colour = "red" if name == "supervisord" else _COLOURS[sorted(self._read).index(name) % len(_COLOURS)]
-        return click.style(label, fg=colour) + plain
+        return f"{name:<{_WIDTH}} | {plain}"
 
 
 #: Most files that are looked at, each second.

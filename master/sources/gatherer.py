@@ -115,7 +115,6 @@ class Gatherer(Service):
     def hold(self, shards: frozenset[int]) -> None:
         with self.changing() as rounds:
             rounds.hold(shards)
-        event("shards_assigned", count=len(shards), before=len(self.held))
         self.held = shards
 
     # ---- the turn ----------------------------------------------------------------------------------------------------
@@ -159,6 +158,7 @@ class Gatherer(Service):
             self._link.call("HDEL", key, *gone)
         shards = frozenset(range(masters.index(self._me), SHARDS, len(masters)))
         if shards != self.held:
+            event("shards_assigned", count=len(shards), before=len(self.held))
             self.hold(shards)
         self._shared_s = now_s()
 
