@@ -100,7 +100,7 @@ def encode(rows: Iterable[Row], halts: bool = False) -> OutboxBatch:
             uid = check_uid(_bytes("uid", row.uid))
             values = ticket, uid, *(_bytes(name, getattr(row, name)) for name in FIELDS[1:])
         except MessageUndecodable as why:
-            batch.refused.append(Refusal(row.id, why.reason, holds))
+            batch.refused.append(Refusal(row.id, "row_too_large" if row.data is None else why.reason, holds))
             if holds:
                 halted.add(row.ticket_id)
         else:

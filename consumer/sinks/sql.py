@@ -32,7 +32,6 @@ from usher.common.base.log import WARNING, event
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.sql.alchemy import (
     CANCELED,
-    PassingCause,
     commits_by_itself,
     driver_message,
     driver_of,
@@ -361,9 +360,10 @@ def plain_errors() -> Iterator[None]:
         found = passing(error)
         if found is None:
             raise
-        lasts = found.why is PassingCause.AWAY or state.startswith(_SHORT)
+        lasts = found.is_away or state.startswith(_SHORT)
         pause_s = _RNG.uniform(*(_AWAY_S if lasts else _CONTENTION_S))
-        raise SinkNotNow(f"{found.why.value}: {found.told}", pause_s, lasts) from error
+        how = "cannot be reached: the transaction may or may not have happened" if found.is_away else "is busy"
+        raise SinkNotNow(f"the database {how} ({found.told})", pause_s, lasts) from error
 
 
 class _NotAgain:
