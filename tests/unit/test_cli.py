@@ -221,14 +221,14 @@ class TestRelay:
     def test_a_rotation_loses_nothing(self, tmp_path: Path) -> None:
         path = tmp_path / "c.log"
         path.write_text("")
-        relay = Relay(tmp_path, coloured=False)
+        relay = Relay(tmp_path)
         path.write_text("before\n")
         path.rename(tmp_path / "c.log.1")
         path.write_text("after\n")
         assert [*relay.lines(), *relay.lines()] == ["c            | before", "c            | after"]
 
     def test_control_characters_do_not_reach_the_terminal(self, tmp_path: Path) -> None:
-        relay = Relay(tmp_path, coloured=False)
+        relay = Relay(tmp_path)
         (tmp_path / "c.log").write_bytes(b"\x1b[31mred\x07 \xff\n")
         assert relay.lines() == ["c            | \ufffd[31mred\ufffd \ufffd"]
 
