@@ -32,7 +32,7 @@ from usher.consumer.execution.executor import Beside, Executor
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.reporter import Reporter
-from usher.consumer.execution.watchdog import Watchdog, stacks
+from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.loader import Handler, with_spans
 from usher.consumer.handlers.message import Message, OwnLease, message_type
@@ -283,10 +283,10 @@ class Incarnation:
         self.heartbeat = Heartbeat(self.steps("beat", max(0.2, taken.lease_s / 3)), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
         self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, slots)
-        self._event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
+        event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
         self.pool += self._suspect_workers(template)
         looks = lambda: (self.executor.ended, lanes.running), self.executor.look
-        self.watch = Watchdog(ending, limit_s, self._event_loop, *looks)
+        self.watch = Watchdog(ending, limit_s, event_loop, *looks)
         self._drain_steps = self.steps("drain")
         lease_ms = int(taken.lease_s * 1000)
         self.drain = Drain(self._drain_steps, lanes, self.reader, self.acker, lease_ms)
@@ -306,10 +306,6 @@ class Incarnation:
         reader.message_type.runner = None if is_batch else self.executor
         reader.on_order = Orders(self.executor, self._journal, ending, steps).obey
         return reader
-
-    def stacks(self) -> dict[bytes, str]:
-        """Return where the handlers stand that run in this process, by message."""
-        return stacks(self._event_loop.calls if self._event_loop is not None else {})
 
     def _suspect_workers(self, template: Template) -> list[Service]:
         settings = self._settings

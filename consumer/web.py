@@ -105,7 +105,7 @@ def _describe(program: ConsumerProgram, incarnation: Incarnation, journal: Journ
     """Return what this process is, and the messages whose handlers run, the longest first, for JSON."""
     running = sorted(journal.running(), key=lambda left: left.start_us)
     # Whoever can reach this may ask: places in the code, and not what stands there.
-    told, stacks = incarnation.stacks(), dict[bytes, list[str]]()
+    told, stacks = incarnation.watch.stacks(), dict[bytes, list[str]]()
     for left in running[:_MOST_STACKS]:
         calls = re.findall(r'File "(.*)", line (\d+), in (.*)', told.get(left.stream_id, ""))[-_DEEPEST:]
         stacks[left.stream_id] = [f"{file[-_LONGEST:]}:{line} in {name[:_LONGEST]}" for file, line, name in calls]
