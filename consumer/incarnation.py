@@ -45,7 +45,7 @@ from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
 from usher.consumer.policy.acks import linger
 from usher.consumer.policy.outcome import RetryPolicy
-from usher.consumer.settings import ConsumerSettings, WorkSettings
+from usher.consumer.settings import WorkSettings
 
 
 class Orders:
@@ -243,7 +243,7 @@ class Incarnation:
         on_lost: Callable[..., None],
         metrics: Metrics,
         template: Template,
-        masters: Callable[[str | None], MasterClient],
+        masters: MasterClient,
     ) -> None:
         anchor()
         self._settings, self._redis_url, self._registration = settings, redis_url, taken.registration
@@ -258,7 +258,7 @@ class Incarnation:
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
         self.lanes = lanes = Lanes(settings.marks, parse_weights(settings.tenant_weights))
         self.reporter = self.reporter_type(
-            masters(taken.leader_url),
+            masters,
             self.name,
             taken.registration.slots,
             settings.capacity,
@@ -416,10 +416,3 @@ def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:
     if handler.is_async:
         return [AsyncPool(executor, handler.call, slots)]
     return [LaneWorker(number, executor, handler.call) for number in range(slots)]
-
-
-def master_client(settings: ConsumerSettings, leader_url: str | None) -> MasterClient:
-    client = MasterClient(settings.master_urls.split(","), settings.api_token, settings.tls_ca)
-    if leader_url is not None:
-        client.prefer(leader_url)
-    return client

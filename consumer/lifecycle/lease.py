@@ -36,7 +36,6 @@ class Taken:
 
     registration: Registration
     lease_s: float
-    leader_url: str | None
     sent_s: float
     ticket_window: int
 
@@ -110,16 +109,15 @@ class Registrar(Service):
         registration = self._asked.with_generation(int(answer["generation"]))
         lease_s, left_s = int(answer["lease_ms"]) / 1000, int(answer["left_ms"]) / 1000
         window = int(answer["ticket_window"])
-        taken = Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s), window)
+        taken = Taken(registration, lease_s, sent_s - (lease_s - left_s), window)
         if sent_s + left_s <= now_s():
             return False
         # Only now: an answer that cannot be read leaves everything as it was, and the masters are asked again.
         event("consumer_registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
+        if (leader_url := answer.get("leader_url")) is not None:
+            self._masters.prefer(leader_url)
         self._on_taken(taken)
         return True
-
-    def on_end(self) -> None:
-        self._masters.close()
 
 
 #: A renewal that failed is tried again after this part of the lease.
