@@ -22,6 +22,7 @@ from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Role
 from usher.common.http.openapi import tells
 from usher.common.observability.metrics import counter, counters, gauge, histogram, service_metrics
+from usher.common.protocol.run_log import DONE
 
 if TYPE_CHECKING:
     from usher.consumer.execution.lanes import Lanes
@@ -143,7 +144,7 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     yield gauge("slots", "Handlers that may run at the same time.", slots)
     if incarnation is None:
         return
-    acker, lanes, counts = incarnation.acker, incarnation.lanes, incarnation.acker.counts
+    lanes, counts = incarnation.lanes, incarnation.acker.counts
     lease_left_s = max(0.0, incarnation.lease.ends_s - now_s())
     tickets, messages = lanes.load()
     yield gauge("running_handlers", "Handlers that run.", lanes.running)
@@ -161,7 +162,7 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     )
     text = "Starts of a handler, by outcome: done, failed, retry_later, gave_up."
     yield counters("attempts", text, "outcome", counts.outcomes)
-    yield counter("acknowledged_messages", "Messages that Redis has as done.", acker.acknowledged)
+    yield counter("acknowledged_messages", "Messages that Redis has as done.", counts.outcomes[DONE])
     text = "Done messages that could be reported to no master; the leader finds them by itself, up to 5 s later."
     yield counter("unreported_messages", text, incarnation.reporter.dropped)
     yield histogram(
