@@ -63,7 +63,6 @@ class Registrar(Service):
         self._on_taken = on_taken
         self._before = before
         self._give_up = give_up
-        self._was_over = False  # the last answer was 410
         self._was_held = False  # the last answer was 409, and nothing was asked since
 
     def run_once(self) -> float:
@@ -79,7 +78,7 @@ class Registrar(Service):
         body: dict[str, str | int] = {"name": asked.name, "uuid": asked.uuid, "health_url": asked.health_url}
         body |= {"slots": asked.slots, "capacity": asked.capacity, "lock": asked.lock}
         answer = self._masters.post("/api/consumers/register", orjson.dumps(body))
-        was_over, self._was_over, self._was_held = self._was_over, answer.status == 410, answer.status == 409
+        self._was_held = answer.status == 409
         if answer.status in (200, 201):
             if self._accepted(answer.document, answer.sent_s):
                 raise ServiceEnded
@@ -94,7 +93,7 @@ class Registrar(Service):
             # started under that uuid.
             event("registration_expired", level=WARNING, consumer=asked.name, master=answer.url)
             self._asked = self._ask()
-            return _WHEN_HELD_S if was_over else 0.0
+            return _WHEN_HELD_S
         raise self._refused(answer)
 
     def _refused(self, answer: MasterAnswer) -> MasterUnavailable:
