@@ -126,14 +126,11 @@ class Orders:
 
     def _cancel(self, order: Order, start_us: int = 0) -> bool:
         """Cancel the run; only the one that began at ``start_us``, if that is given."""
-        with self._lanes.lock:  # before what runs: a child that ends in between is not this process
-            lane = self._lanes.by_ticket.get(order.ticket)
-            is_apart = lane is not None and lane.apart
         running = self._journal.running(order.ticket)
         runs = [one for one in running if one.stream_id == order.id and start_us in (0, one.start_us)]
         if not runs:
             return False
-        if is_apart:
+        if runs[0].is_apart:
             self._executor.cancelled.add(order.id)
         else:
             self._ending.end(runs, "an operator cancelled a run", ENDED)

@@ -82,7 +82,7 @@ def describe_ticket(
     with lanes.lock:
         queued, due_s, is_apart = lanes.look(ticket)
     entries: list[dict[str, Any]] = [
-        _entry(left.stream_id, "running", left.before.starts, left.start_us // 1000) | {"apart": is_apart}
+        _entry(left.stream_id, "running", left.before.starts, left.start_us // 1000) | {"apart": left.is_apart}
         for left in running
     ]
     names, states = {left.stream_id for left in running}, ["queued"] * min(_MOST, len(queued))
