@@ -152,12 +152,11 @@ class InboxReader(Service):
         return self.messages - before
 
     def _read_inbox(self, block_ms: int | None) -> None:
-        with self._lanes.lock:
-            closed = self._lanes.closed_fences()  # before the inbox is read
+        closed = self._lanes.closed_fences()  # before the inbox is read
         count = fitting(_MOST_RECORDS, self._record_bytes, self._room())
         records, self._tried = self._ask(block_ms, count)
         if not records:
-            self._forget_closed(closed)
+            self._lanes.forget_closed(closed)
             return
         found, is_all = len(records), len(records) < count
         # What is recalled is looked at when all that was handed over before it, and nothing later, is in the lanes.
@@ -225,7 +224,7 @@ class InboxReader(Service):
         if self._records:
             self._last_record = self._records[-1].id
             self._obey()
-            self._forget_closed(self._closed)
+            self._lanes.forget_closed(self._closed)
 
     def _next_page(self, most: int) -> list[Part]:
         missing = [one for _, _, entries in self._left for one in entries if len(one) == 1]
@@ -347,11 +346,6 @@ class InboxReader(Service):
             me, count, first = self._incarnation, len(over), min(over, key=rank)
             event("inbox_entries_stale", level=WARNING, consumer=me, count=count, first=first)
         return over
-
-    def _forget_closed(self, closed: list[tuple[bytes, int]]) -> None:
-        if closed:
-            with self._lanes.lock:
-                self._lanes.forget_closed(closed)
 
     def interrupt(self) -> None:
         self._link.interrupt()
