@@ -26,8 +26,8 @@ from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.fork_guard import end_with_parent
 from usher.common.runtime.settings import load, options
 from usher.consumer.handlers.loader import load_handler
-from usher.consumer.incarnation import master_client
 from usher.consumer.isolation.process import Template
+from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.program import ConsumerProgram, name_what_ran
 from usher.consumer.settings import ConsumerSettings
 
@@ -47,7 +47,8 @@ def main(flags: dict[str, Any]) -> None:
     check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
     template = Template()
     ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
-    of_process = leave, partial(leave, for_good=True), ends, template, partial(master_client, settings)
+    masters = MasterClient(settings.master_urls.split(","), settings.api_token, settings.tls_ca)
+    of_process = leave, partial(leave, for_good=True), ends, template, masters
     program = partial(ConsumerProgram, settings, redis_url, *of_process)
     tls = server_tls(settings.tls_cert, settings.tls_key)
     for late in ("psutil", "prometheus_client", "urllib3", "usher.consumer.web"):

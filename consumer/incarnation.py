@@ -31,7 +31,7 @@ from usher.consumer.execution.executor import Beside, Executor
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.reporter import Reporter
-from usher.consumer.execution.watchdog import Watchdog, stacks
+from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.loader import Handler, with_spans
 from usher.consumer.handlers.message import Message, OwnLease, message_type
@@ -44,7 +44,7 @@ from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
 from usher.consumer.policy.acks import linger
 from usher.consumer.policy.outcome import RetryPolicy
-from usher.consumer.settings import ConsumerSettings, WorkSettings
+from usher.consumer.settings import WorkSettings
 
 
 class Orders:
@@ -125,14 +125,11 @@ class Orders:
 
     def _cancel(self, order: Order, start_us: int = 0) -> bool:
         """Cancel the run; only the one that began at ``start_us``, if that is given."""
-        with self._lanes.lock:  # before what runs: a child that ends in between is not this process
-            lane = self._lanes.by_ticket.get(order.ticket)
-            is_apart = lane is not None and lane.apart
         running = self._journal.running(order.ticket)
         runs = [one for one in running if one.stream_id == order.id and start_us in (0, one.start_us)]
         if not runs:
             return False
-        if is_apart:
+        if runs[0].is_apart:
             self._executor.cancelled.add(order.id)
         else:
             self._ending.end(runs, "an operator cancelled a run", ENDED)
@@ -242,7 +239,7 @@ class Incarnation:
         on_lost: Callable[..., None],
         metrics: Metrics,
         template: Template,
-        masters: Callable[[str | None], MasterClient],
+        masters: MasterClient,
     ) -> None:
         anchor()
         self._settings, self._redis_url, self._registration = settings, redis_url, taken.registration
@@ -257,7 +254,7 @@ class Incarnation:
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
         self.lanes = lanes = Lanes(settings.marks, parse_weights(settings.tenant_weights))
         self.reporter = self.reporter_type(
-            masters(taken.leader_url),
+            masters,
             self.name,
             taken.registration.slots,
             settings.capacity,
@@ -282,10 +279,10 @@ class Incarnation:
         self.heartbeat = Heartbeat(self.steps("beat", max(0.2, taken.lease_s / 3)), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
         self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, slots)
-        self._event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
+        event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
         self.pool += self._suspect_workers(template)
         looks = lambda: (self.executor.ended, lanes.running), self.executor.look
-        self.watch = Watchdog(ending, limit_s, self._event_loop, *looks)
+        self.watch = Watchdog(ending, limit_s, event_loop, *looks)
         self._drain_steps = self.steps("drain")
         lease_ms = int(taken.lease_s * 1000)
         self.drain = Drain(self._drain_steps, lanes, self.reader, self.acker, lease_ms)
@@ -305,10 +302,6 @@ class Incarnation:
         reader.message_type.runner = None if is_batch else self.executor
         reader.on_order = Orders(self.executor, self._journal, ending, steps).obey
         return reader
-
-    def stacks(self) -> dict[bytes, str]:
-        """Return where the handlers stand that run in this process, by message."""
-        return stacks(self._event_loop.calls if self._event_loop is not None else {})
 
     def _suspect_workers(self, template: Template) -> list[Service]:
         settings = self._settings
@@ -419,10 +412,3 @@ def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:
     if handler.is_async:
         return [AsyncPool(executor, handler.call, slots)]
     return [LaneWorker(number, executor, handler.call) for number in range(slots)]
-
-
-def master_client(settings: ConsumerSettings, leader_url: str | None) -> MasterClient:
-    client = MasterClient(settings.master_urls.split(","), settings.api_token, settings.tls_ca)
-    if leader_url is not None:
-        client.prefer(leader_url)
-    return client

@@ -91,11 +91,10 @@ class ConsumerProgram:
         give_up: Callable[[str], None],
         ends: WorkerEnds,
         template: Template,
-        masters: Callable[[str | None], MasterClient],
+        masters: MasterClient,
     ) -> None:
         """Make the program. ``leave`` ends this process, so that a new one is started; ``give_up`` ends the program;
-        ``ends``: how the process before it ended; ``template``: forks the processes of suspects; ``masters``
-        makes a client that asks this leader first."""
+        ``ends``: how the process before it ended; ``template``: forks the processes of suspects."""
         self._ends = ends
         self._template = template
         self.settings = settings
@@ -140,7 +139,7 @@ class ConsumerProgram:
         event("consumer_starting", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
         self._registrar = Registrar(
             lambda: self._ask(health_url),
-            self._masters(None),
+            self._masters,
             self._begin,
             self._tell_of_former,
             self._give_up,

@@ -22,6 +22,7 @@ from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Role
 from usher.common.http.openapi import tells
 from usher.common.observability.metrics import counter, counters, gauge, histogram, service_metrics
+from usher.common.protocol.run_log import DONE
 
 if TYPE_CHECKING:
     from usher.consumer.execution.lanes import Lanes
@@ -81,7 +82,7 @@ def describe_ticket(
     with lanes.lock:
         queued, due_s, is_apart = lanes.look(ticket)
     entries: list[dict[str, Any]] = [
-        _entry(left.stream_id, "running", left.before.starts, left.start_us // 1000) | {"apart": is_apart}
+        _entry(left.stream_id, "running", left.before.starts, left.start_us // 1000) | {"apart": left.is_apart}
         for left in running
     ]
     names, states = {left.stream_id for left in running}, ["queued"] * min(_MOST, len(queued))
@@ -105,7 +106,7 @@ def _describe(program: ConsumerProgram, incarnation: Incarnation, journal: Journ
     """Return what this process is, and the messages whose handlers run, the longest first, for JSON."""
     running = sorted(journal.running(), key=lambda left: left.start_us)
     # Whoever can reach this may ask: places in the code, and not what stands there.
-    told, stacks = incarnation.stacks(), dict[bytes, list[str]]()
+    told, stacks = incarnation.watch.stacks(), dict[bytes, list[str]]()
     for left in running[:_MOST_STACKS]:
         calls = re.findall(r'File "(.*)", line (\d+), in (.*)', told.get(left.stream_id, ""))[-_DEEPEST:]
         stacks[left.stream_id] = [f"{file[-_LONGEST:]}:{line} in {name[:_LONGEST]}" for file, line, name in calls]
@@ -143,7 +144,7 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     yield gauge("slots", "Handlers that may run at the same time.", slots)
     if incarnation is None:
         return
-    acker, lanes, counts = incarnation.acker, incarnation.lanes, incarnation.acker.counts
+    lanes, counts = incarnation.lanes, incarnation.acker.counts
     lease_left_s = max(0.0, incarnation.lease.ends_s - now_s())
     tickets, messages = lanes.load()
     yield gauge("running_handlers", "Handlers that run.", lanes.running)
@@ -161,7 +162,7 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     )
     text = "Starts of a handler, by outcome: done, failed, retry_later, gave_up."
     yield counters("attempts", text, "outcome", counts.outcomes)
-    yield counter("acknowledged_messages", "Messages that Redis has as done.", acker.acknowledged)
+    yield counter("acknowledged_messages", "Messages that Redis has as done.", counts.outcomes[DONE])
     text = "Done messages that could be reported to no master; the leader finds them by itself, up to 5 s later."
     yield counter("unreported_messages", text, incarnation.reporter.dropped)
     yield histogram(

@@ -46,6 +46,8 @@ class NotNow(RedisTrouble):
 class ReplyUnknown(RedisTrouble):
     """The connection broke after the command was sent: it may or may not have happened."""
 
+    kind = "reply_unknown"
+
 
 class Behind(UsherError):
     """Masters ask producers to wait: so many messages wait for the stream, or for ``tenant``; or as many wait of
@@ -89,6 +91,8 @@ class SqlBusy(SqlTrouble):
 
 class GroupMissing(RedisTrouble):
     """The consumer group is gone."""
+
+    kind = "nogroup"
 
 
 class ServerChanged(UsherError):

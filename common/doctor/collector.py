@@ -31,7 +31,6 @@ from usher.common.doctor.judgements import (
     describe,
     examine_server,
     few,
-    growth,
     info_of,
     memory_of,
 )
@@ -184,6 +183,8 @@ _AHEAD_MS, _POISONED_MS = 1000, 3_600_000
 #: Factor from milliseconds to epochs, fences and generations.
 _NUMBERS_PER_MS = 1024
 _LAST_RANK = (1 << 128) - 1
+#: Shortest time over which a rate says anything, in ms.
+_LEAST_MS = 60_000
 #: Days of growth that Redis has room for, below which somebody must act if nothing is trimmed.
 _SOON_DAYS = 7
 #: So many times longer than the time between two runs the run log should hold.
@@ -194,20 +195,16 @@ _FASTER = (
     " is for more executions; if a run still takes longer than half of what the log holds, give it more cores, or Spark"
     " on a cluster (USHER_AUDIT_ENGINE=spark, USHER_AUDIT_SPARK_MASTER)"
 )
-#: Redis tries only a call of the right length: so many words follow the key. Of all other commands there may be more.
-_WORDS = {
-    **dict.fromkeys(("get", "pttl", "hgetall", "hlen", "zcard", "type", "xlen", "del", "exists", "mget", "watch"), 0),
-    **dict.fromkeys(("xinfo|stream", "xinfo|groups", "memory|usage", "unlink"), 0),
-    **dict.fromkeys(("hget", "hexists", "zscore", "xinfo|consumers"), 1),
-    **dict.fromkeys(("hsetnx", "xgroup|create", "xgroup|setid", "xgroup|delconsumer"), 2),
-}
-_OTHER_WORDS = 4
+#: Redis tries only a call of the right length: the first of these numbers of words behind it that it takes. They repeat
+#: the key, for some commands take a second one.
+_WORDS = (0, 1, 2, 4)
 
 
 def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | None = None) -> DoctorFacts:
     refused: dict[str, str] = {}
-    facts = dataclasses.replace(_server(link, keys, refused), lease_ms=lease_ms, clock=_clock(link, refused))
-    facts = dataclasses.replace(facts, **_rights(link, keys, sources, refused))
+    rights = _allowed("ACL DRYRUN", refused, lambda: _rights(link, keys, sources)) or {}
+    clock = _allowed("TIME", refused, lambda: _clock(link))
+    facts = dataclasses.replace(_server(link, keys, refused), lease_ms=lease_ms, clock=clock, **rights)
     stream = _allowed(STREAM, refused, lambda: tuple(_Stream(link, keys, facts).findings()))
     if sources is None:
         return dataclasses.replace(facts, stream=stream)
@@ -230,21 +227,17 @@ def startup_findings(link: Link, keys: Keys) -> list[DoctorFinding]:
 
 
 def _server(link: Link, keys: Keys, refused: dict[str, str]) -> DoctorFacts:
-    asked = ("INFO",), ("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL), ("CONFIG", "GET", "*")
-    info, sentinels, settings = link.pipeline(asked)
-    config: dict[str, str] = {}
-    if _is_told(settings, "CONFIG GET", refused):
-        config = {name.decode(): value.decode(errors="replace") for name, value in pairs(settings).items()}
-    told = info_lines(info) if _is_told(info, "INFO", refused) else {}
-    cluster = None
-    if told.get("cluster_enabled") == "1":
-        [reply] = link.pipeline([("CLUSTER", "INFO")])
-        cluster = info_lines(reply) if _is_told(reply, "CLUSTER INFO", refused) else None
+    info = _allowed("INFO", refused, lambda: link.call("INFO"))
+    config = pairs(_allowed("CONFIG GET", refused, lambda: link.call("CONFIG", "GET", "*")) or [])
+    told = {name.decode(): value.decode(errors="replace") for name, value in config.items()} | info_lines(info or b"")
+    is_node = told.get("cluster_enabled") == "1"
+    cluster = _allowed("CLUSTER INFO", refused, lambda: link.call("CLUSTER", "INFO")) if is_node else None
+    [sentinels] = link.pipeline([("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL)])
     return DoctorFacts(
         mode={SENTINEL: "sentinel", CLUSTER: "cluster"}.get(mode(link.url), "fixed"),
-        told=config | told,
+        told=told,
         sentinels=int(sentinels[1]) if isinstance(sentinels, list) else None,
-        cluster=cluster,
+        cluster=None if cluster is None else info_lines(cluster),
         unguarded=_unguarded(link, keys),
         refused=refused,
     )
@@ -268,22 +261,10 @@ def _unguarded(link: Link, keys: Keys) -> str | None:
     return "" if done is None else "another connection changed a watched key, and EXEC ran"
 
 
-def _is_told(reply: Any, question: str, refused: dict[str, str]) -> bool:
-    if isinstance(reply, NotNow):
-        raise reply
-    if isinstance(reply, Exception):
-        refused[question] = str(reply).removeprefix("Redis: ")
-        return False
-    return True
-
-
-def _clock(link: Link, refused: dict[str, str]) -> Clock | None:
+def _clock(link: Link) -> Clock:
     before_s, before_ms = time.monotonic(), wall_ms()
-    [reply] = link.pipeline([("TIME",)])
+    now_ms = redis_ms(link)
     trip_ms = (time.monotonic() - before_s) * 1000
-    if not _is_told(reply, "TIME", refused):
-        return None
-    now_ms = int(reply[0]) * 1000 + int(reply[1]) // 1000
     return Clock(now_ms, now_ms - before_ms - int(trip_ms / 2), trip_ms)
 
 
@@ -300,12 +281,16 @@ class _Stream:
 
     def findings(self) -> Iterator[DoctorFinding]:
         link, keys = self._link, self._keys
-        if wrong := _wrong_type(link, keys.stream):
+        try:
+            self._entries = link.call("XLEN", keys.stream)
+        except CommandRefused as refused:
+            if "WRONGTYPE" not in str(refused):
+                raise
             do = "set another USHER_TICKET_STREAM, or move that key away"
-            yield BAD("stream", f"{keys.stream} is a {wrong}", "producers and master get WRONGTYPE: nothing works", do)
+            yield BAD("stream", f"{keys.stream} is no stream", "producers and master get WRONGTYPE: nothing works", do)
             return
-        self._of_stream, self._entries = facts_of(link, keys.stream), link.call("XLEN", keys.stream)
-        self._counters, self._states = pairs(link.call("HGETALL", keys.counters)), _states(link, keys)
+        self._of_stream, self._states = facts_of(link, keys.stream), _states(link, keys)
+        self._counters = pairs(link.call("HGETALL", keys.counters))
         self._leader = bytes(link.call("GET", keys.leader) or b"").decode().rpartition(" ")[2]
         with contextlib.suppress(GroupMissing):
             self._read_group()
@@ -511,31 +496,22 @@ def judge_proof(noted: Mapping[bytes, Any], log: Mapping[bytes, Any]) -> Iterato
 
 
 def look_at_memory(link: Link) -> tuple[int, MemoryUse | None]:
-    moment, told = link.pipeline([("TIME",), ("INFO", "memory")])
-    if isinstance(moment, Exception):
-        raise moment
-    return int(moment[0]) * 1000 + int(moment[1]) // 1000, memory_of(info_of(told))
+    [told] = link.pipeline([("INFO", "memory")])
+    return redis_ms(link), memory_of(info_of(told))
 
 
 def read_growth(
     link: Link, stream: str, entries: int, span: Span | None, now_ms: int, memory: MemoryUse | None
 ) -> Growth | None:
-    if span is None or span.first is None:
+    """Return how fast a stream of so many ``entries`` grows; None when its first one is too young to tell."""
+    age_ms = now_ms - milliseconds(span.first) if span is not None and span.first is not None else 0
+    if age_ms < _LEAST_MS or not entries:
         return None
     [size] = link.pipeline([("MEMORY", "USAGE", stream)])
-    return growth(entries, milliseconds(span.first), now_ms, size if isinstance(size, int) else None, memory)
-
-
-def _wrong_type(link: Link, stream: str) -> str:
-    """Return the type of the key if it is no stream. Users with few rights may not ask for its TYPE, and need not."""
-    try:
-        link.call("XLEN", stream)
-        return ""
-    except CommandRefused as refused:
-        if "WRONGTYPE" not in str(refused):
-            raise
-    [kind] = link.pipeline([("TYPE", stream)])
-    return kind.decode() if isinstance(kind, bytes) else "key of another type"
+    told = Growth(1000 * entries / age_ms, size / entries if isinstance(size, int) else None, None)
+    if memory is None or not told.bytes_per_day:
+        return told
+    return told._replace(days_left=max(0, memory.limit - memory.used) / told.bytes_per_day)
 
 
 def _states(link: Link, keys: Keys) -> dict[str, str]:
@@ -550,24 +526,21 @@ def _states(link: Link, keys: Keys) -> dict[str, str]:
     return {incarnation: state or "lost" for incarnation, state in zip(incarnations, parse_leases(found), strict=True)}
 
 
-def _rights(link: Link, keys: Keys, sources: SourceSelection | None, refused: dict[str, str]) -> dict[str, Any]:
+def _rights(link: Link, keys: Keys, sources: SourceSelection | None) -> dict[str, Any]:
     """Ask by ACL DRYRUN whether the user of this connection may run what the programs of common/redis/acl.py run.
     Nothing runs. Redis before 7.0 cannot be asked."""
-    [who] = link.pipeline([("ACL", "WHOAMI")])
-    if not _is_told(who, "ACL DRYRUN", refused):
-        return {}
-    user = who.decode(errors="replace")
+    user = link.call("ACL", "WHOAMI").decode(errors="replace")
+    link.call("ACL", "DRYRUN", user, "TIME")
     named = (*sources.names, *sources.patterns) if sources is not None else ()
     kinds = [program for program in programs(keys.stream, keys.group, named) if program.connects]
     calls = [(program.name, name, call) for program in kinds for name, call in _calls(program)]
-    told, *answers = link.pipeline(
-        [("ACL", "DRYRUN", user, *call) for call in (("TIME",), *(call[2] for call in calls))]
+    answers = link.pipeline(
+        [("ACL", "DRYRUN", user, *call, *call[-1:] * more) for _, _, call in calls for more in _WORDS]
     )
-    if not _is_told(told, "ACL DRYRUN", refused):
-        return {}
     missing: dict[str, dict[str, None]] = {program.name: {} for program in kinds}
-    for (program_name, command, _), answer in zip(calls, answers, strict=True):
-        if isinstance(answer, bytes) and answer != b"OK":  # an error: the server does not know it
+    for at, (program_name, command, _) in enumerate(calls):
+        told = answers[at * len(_WORDS) : (at + 1) * len(_WORDS)]
+        if next((one for one in told if isinstance(one, bytes)), b"OK") != b"OK":  # errors: the server does not know it
             missing[program_name][command] = None
     return {"user": user, "missing": {name: tuple(sorted(commands)) for name, commands in missing.items()}}
 
@@ -588,4 +561,4 @@ def _call(name: str, key: str) -> tuple[Arg, ...]:
         return (*words, "0" * 40, 1, key)
     if name in ("xread", "xreadgroup"):
         return (*words, *(("GROUP", "g", "c") if name == "xreadgroup" else ()), "STREAMS", key, "0")
-    return (*words, key, *("0",) * _WORDS.get(name, _OTHER_WORDS))
+    return (*words, key)

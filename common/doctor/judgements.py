@@ -14,8 +14,6 @@ from usher.common.base.text import info_lines
 #: Share of the memory from which it is time to act; when all of it is used, sends are refused.
 NEARLY_FULL = 0.8
 _DAY_S = 86_400
-#: Shortest time over which a rate says anything.
-_LEAST_MS = 60_000
 
 
 class DoctorSeverity(enum.Enum):
@@ -129,18 +127,6 @@ def memory_of(info: Mapping[str, str]) -> MemoryUse | None:
 def memory_share(*replies: Any) -> float | None:
     memory = memory_of(info_of(*replies))
     return None if memory is None else memory.share
-
-
-def growth(
-    entries: int, first_ms: int, now_ms: int, stream_bytes: int | None, memory: MemoryUse | None
-) -> Growth | None:
-    """Return how fast a stream grows that has ``entries`` since ``first_ms``; None when that is too short ago."""
-    if not entries or now_ms - first_ms < _LEAST_MS:
-        return None
-    told = Growth(1000 * entries / (now_ms - first_ms), None if stream_bytes is None else stream_bytes / entries, None)
-    if memory is None or not told.bytes_per_day:
-        return told
-    return told._replace(days_left=max(0, memory.limit - memory.used) / told.bytes_per_day)
 
 
 def describe(grows: Growth) -> str:

@@ -302,8 +302,6 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
             while not (until.came or stop()):
                 try:
                     self.step(handle, _WAIT_S, on_error)
-                    if failures:
-                        event("log_consumer_recovered", name=self._name, failures=failures)
                     failures = 0
                 except (RedisTrouble, SqlTrouble) as trouble:
                     failures += 1
@@ -399,7 +397,6 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
             sql.execute(self._sql["store_state"], self._me | {"state": _encoded(state)})
             self._log.note(self._name, meanwhile.version, min(at.last_id, place, key=rank), replace=True)
         self._note(moved)
-        event("log_consumer_reset", name=self._name, stream=self._stream, last_id=place.decode())
         return place
 
     def close(self) -> None:
@@ -440,12 +437,8 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
             sql.execute(self._sql["recall"], [self._me | {"uid": uid, "number": at.records} for uid in known])
         if self._remember is not None:
             sql.execute(self._sql["forget"], self._me | {"number": at.records - self._remember - self._batch})
-        fresh = []
-        for record in records:
-            if record.uid in new:
-                new.discard(record.uid)
-                fresh.append(record)
-        return fresh
+        first = {record.uid: record for record in reversed(records)}
+        return [record for record in records if record.uid in new and record is first[record.uid]]
 
     def _remember_all(self, sql: sa.Connection, at: _Checkpoint, uids: list[str]) -> set[str]:
         keys, known = self._keys(dict.fromkeys(uids)), set[str | bytes]()
@@ -478,7 +471,6 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
             first = self._log.place(self._start)
             with sql_trouble("making the checkpoint"), self._engine.begin() as sql:
                 sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": first.decode()})
-            event("log_consumer_created", name=self._name, stream=self._stream, last_id=first.decode())
             at = self._noted_as_it_is()
         assert at is not None
         self._at = at

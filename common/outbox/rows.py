@@ -9,7 +9,7 @@ import enum
 import functools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -79,17 +79,6 @@ class OutboxBatch(NamedTuple):
     refused: list[Refusal]
 
 
-def is_all(rows: Sequence[Row], count: int) -> bool:
-    """Return True when a batch of up to ``count`` rows has all that there were. A batch far smaller than the limit was
-    not cut off; the database, which cuts off before it unpacks the rows, counts some bytes more than we do.
-
-    >>> row = Row(7, "u", "42", "create", "ride", "{}", 2)
-    >>> is_all([row], 2), is_all([row], 1), is_all([], 1)
-    (True, False, True)
-    """
-    return len(rows) < count and sum(row.size for row in rows) < BATCH_BYTES // 2
-
-
 def encode(rows: Iterable[Row], halts: bool = False) -> OutboxBatch:
     """Encode all rows of a batch, except those that wait behind a refused one of their ticket (``halts``). Reasons for
     a refusal: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``, ``row_too_large``, ``<column>_not_utf8``.
@@ -102,15 +91,20 @@ def encode(rows: Iterable[Row], halts: bool = False) -> OutboxBatch:
     for row in rows:
         if row.ticket_id in halted:
             continue
+        holds = False
         try:
-            values = _values(row)
+            ticket = check_ticket(_bytes("ticket_id", row.ticket_id))
+            holds = halts
+            if row.data is None:
+                raise MessageUndecodable("row_too_large")
+            uid = check_uid(_bytes("uid", row.uid))
+            values = ticket, uid, *(_bytes(name, getattr(row, name)) for name in FIELDS[1:])
         except MessageUndecodable as why:
-            holds = halts and _has_ticket(row)
-            batch.refused.append(Refusal(row.id, why.reason, holds))
+            batch.refused.append(Refusal(row.id, "row_too_large" if row.data is None else why.reason, holds))
             if holds:
                 halted.add(row.ticket_id)
         else:
-            batch.names.append((row.id, values[1].decode()))
+            batch.names.append((row.id, uid.decode()))
             batch.values.extend(values)
     return batch
 
@@ -121,26 +115,6 @@ def check_uid(uid: bytes) -> bytes:
     if len(uid) > LONGEST_UID:
         raise MessageUndecodable("uid_too_long")
     return uid
-
-
-def _has_ticket(row: Row) -> bool:
-    try:
-        check_ticket(_bytes("ticket_id", row.ticket_id))
-    except MessageUndecodable:
-        return False
-    return True
-
-
-def _values(row: Row) -> tuple[bytes, ...]:
-    if row.data is None:
-        raise MessageUndecodable("row_too_large")
-    return (
-        check_ticket(_bytes("ticket_id", row.ticket_id)),
-        check_uid(_bytes("uid", row.uid)),
-        _bytes("action", row.action),
-        _bytes("object", row.object),
-        _bytes("data", row.data),
-    )
 
 
 def _bytes(column: str, value: Any) -> bytes:

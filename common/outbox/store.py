@@ -49,7 +49,6 @@ from usher.common.outbox.rows import (
 from usher.common.protocol.message import Key, key_bytes, ticket_key
 from usher.common.sql.alchemy import (
     CANCELED,
-    PassingCause,
     commits_by_itself,
     driver_message,
     driver_of,
@@ -159,7 +158,7 @@ def sql_trouble(doing: str, *, canceled: type[SqlTrouble] = SqlTrouble) -> Itera
         # A PendingRollbackError hides the error that came before and was swallowed.
         if found is None and not was_canceled and not isinstance(problem, sa.exc.PendingRollbackError):
             raise
-        is_busy = found is not None and (found.why is not PassingCause.AWAY or _SQLITE_FULL in found.told)
+        is_busy = found is not None and (not found.is_away or _SQLITE_FULL in found.told)
         kind = SqlBusy if is_busy else canceled if was_canceled else SqlTrouble
         raise kind(f"{doing}: {found.told if found else driver_message(problem)}") from problem
 

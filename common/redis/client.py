@@ -98,9 +98,9 @@ NOT_YET = object()
 class Troubles(Counter[str]):
     """Errors of Redis by their first word, of all threads."""
 
-    def count(self, trouble: Exception) -> Any:
+    def count(self, trouble: Any) -> Any:
         with _COUNTING:
-            self[_word_of(trouble)] += 1
+            self[trouble.kind.lower()] += 1
         return trouble
 
 
@@ -114,6 +114,8 @@ class ScriptMissing(NotNow):
 
 class CommandRefused(Exception):
     """Redis answered with an error that a retry will not mend. The command did not happen."""
+
+    kind = "refused"
 
 
 def named(error: redis.RedisError) -> Exception:
@@ -151,14 +153,6 @@ def describe_unreachable(url: str, failed: object) -> str:
     elif scheme != "unix" and ("connection reset" in words or "connection closed" in words):
         hint = " (a server that speaks TLS is reached with rediss instead of redis)"
     return f"Redis at {redacted(url)} cannot be reached: {failed}{hint}"
-
-
-def _word_of(trouble: Exception) -> str:
-    if isinstance(trouble, NotNow):
-        return trouble.kind.lower()
-    if isinstance(trouble, ReplyUnknown):
-        return "reply_unknown"
-    return "nogroup" if isinstance(trouble, GroupMissing) else "refused"
 
 
 class ServerFacts(NamedTuple):
@@ -209,8 +203,8 @@ def _reads_no_flags(refused: object) -> bool:
     return isinstance(refused, CommandRefused) and "compiling script" in str(refused)
 
 
-def _checked(replies: list[Any]) -> list[Any]:
-    """Return the replies. Raises the first error among them."""
+def checked(replies: list[Any]) -> list[Any]:
+    """Return the replies of a pipeline. Raises the first error among them."""
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
@@ -227,6 +221,9 @@ class Link:
     connection before anything else is sent. ``lasted_s``: seconds from the first reply of the last pipeline to the
     last one.
     """
+
+    #: Its connection is not one of the URL, and never made anew.
+    _is_given = False
 
     def __init__(self, url: str, name: str, timeout_s: float = 5.0, same_server: SameServer | None = None) -> None:
         self.url = url
@@ -255,7 +252,7 @@ class Link:
 
         Raises NotNow (did not happen), ReplyUnknown (may have happened), GroupMissing, CommandRefused.
         """
-        connection = self._connected()
+        connection = self.connected()
         self._send(connection, [hiredis.pack_command(command)])
         return self._receive(block_s)
 
@@ -264,7 +261,7 @@ class Link:
         long one of them may block."""
         if not commands:
             return []
-        connection = self._connected()
+        connection = self.connected()
         packed = [hiredis.pack_command(tuple(command)) for command in commands]  # redis-py would look at each argument
         self._send(connection, [b"".join(packed)], len(commands))
         replies: list[Any] = []
@@ -287,19 +284,19 @@ class Link:
         for each error answer; None for the former: a watched key had changed, and nothing happened. A WATCH is the
         connection's: ``connection`` is the number (``connections``) of the one that it was sent over. Raises the errors
         of ``call``, and ReplyUnknown if that one is gone; if Redis refused a command, none of them happened."""
-        self._connected()
+        self.connected()
         if self.connections != connection:
             raise troubles.count(ReplyUnknown("the connection to Redis is not the one that watches"))
         replies = self.pipeline([("MULTI",), *commands, ("EXEC",), *after])
         *queued, done = replies[: len(commands) + 2]
-        _checked([*queued, done])
+        checked([*queued, done])
         if done is not None:
             done = [troubles.count(named(one)) if isinstance(one, redis.RedisError) else one for one in done]
         return done, replies[len(commands) + 2 :]
 
     def all_of(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
         """Send several commands at once; raise the first error among the replies."""
-        return _checked(self.pipeline(commands))
+        return checked(self.pipeline(commands))
 
     def run(self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg]) -> Any:
         """Run step ``name`` once. Raises the errors of ``call``.
@@ -313,7 +310,7 @@ class Link:
             return self._run_text(name, arguments, missing)
 
     def run_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
-        return _checked(self.try_each(name, [(keys, args) for args in each]))
+        return checked(self.try_each(name, [(keys, args) for args in each]))
 
     def try_each(self, name: str, each: Sequence[tuple[Sequence[str | bytes], Sequence[Arg]]]) -> list[Any]:
         """Run step ``name`` with each of these keys and arguments, in two round trips. The answer of a run that did not
@@ -377,7 +374,7 @@ class Link:
     def ask(self, *command: Arg) -> None:
         """Send one command; ``answer`` fetches its reply, and nothing else may be sent before that. Raises NotNow,
         ReplyUnknown."""
-        connection = self._connected()
+        connection = self.connected()
         self._send(connection, [hiredis.pack_command(command)])
 
     def answer(self) -> Any:
@@ -394,7 +391,7 @@ class Link:
     def server_run(self) -> str:
         """The run id of the server, asked once for each connection; empty where Redis does not tell. Raises the errors
         of ``call``."""
-        self._connected()
+        self.connected()
         if self._run[0] != self.connections:
             [told] = self.pipeline([("INFO", "server")])
             run_id = "" if isinstance(told, Exception) else info_lines(told).get("run_id", "")
@@ -409,62 +406,51 @@ class Link:
     def interrupt(self) -> None:
         """End a blocked call from another thread; the call raises ReplyUnknown."""
         connection = self._connection
-        sock = None if connection is None else socket_of(connection)
-        if sock is not None:
-            try:
+        if connection is not None and (sock := socket_of(connection)) is not None:
+            with contextlib.suppress(OSError):  # it was closed meanwhile, which is the aim
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # it was closed meanwhile, which is the aim
 
-    def _connected(self) -> Any:
+    def connected(self, goes_along: bool = False) -> Any:
+        """Return the connection, made anew where need be. The links of a process must not lead to two servers: where
+        another one is the right one now, an error tells this link's owner that its knowledge is of the former one, but
+        for an owner that ``goes_along``. Raises NotNow."""
         try:
             if self._open and not self._elsewhere and not self._owed and self._process == os.getpid():
-                if self._server.has_moved(self._connection):
-                    # The links of a process must not lead to two servers. The error tells this link's owner that its
-                    # knowledge is of the former one.
+                if not self._server.has_moved(self._connection):
+                    return self._connection
+                if not goes_along:
                     self.close()
-                    raise troubles.count(NotNow("CONNECT", f"Redis at {redacted(self.url)} is another server now"))
-                return self._connection
+                    raise NotNow("CONNECT", f"Redis at {redacted(self.url)} is another server now")
             # Drop the old connection: replies on it are not for us. A forked child would get its parent's replies, also
             # those to the parent's handshake.
             self.close()
             if self._connection is None:
                 self._connection = self._server.connection(self._name, self._timeout_s)
             self._connection.connect()
-            self._check_server()
+            if self._same_server is not None:
+                with contextlib.suppress(redis.exceptions.NoPermissionError):  # `usher doctor` says so
+                    self._same_server.check(self._facts(self._connection), self._has_moved_from)
             self._open, self._process = True, os.getpid()
             self.connections += 1
             return self._connection
-        except redis.AuthenticationError as refused:
-            self._misled()  # the address of a replaced master may be that of another server by now
-            raise troubles.count(
-                NotNow(AUTH, f"Redis at {redacted(self.url)} refuses the password or user: {refused}")
-            ) from refused
-        except redis.ResponseError as refused:
-            self._misled()
-            self.close()
-            trouble = named(refused)
-            kind = "CONNECT" if _FULL in str(refused) else REFUSED
-            raise troubles.count(trouble if isinstance(trouble, NotNow) else NotNow(kind, str(trouble))) from refused
-        except (redis.RedisError, OSError) as failed:
-            self._misled()
-            self.close()
-            raise troubles.count(NotNow("CONNECT", describe_unreachable(self.url, failed))) from failed
-
-    def _check_server(self) -> None:
-        if self._same_server is None:
-            return
-        try:
-            self._same_server.check(self._facts(self._connection), self._has_moved_from)
-        except redis.exceptions.NoPermissionError:
-            return  # it cannot be checked; `usher doctor` says so
-        except NotNow as refused:
-            self._misled()
-            self.close()
-            raise troubles.count(refused) from None
         except ServerChanged:
-            self._connection.disconnect()
+            self.close()
             raise
+        except (redis.RedisError, OSError, NotNow) as failed:
+            self._misled()  # the address of a replaced master may be that of another server by now
+            self.close()
+            raise troubles.count(self._refusal(failed)) from (None if isinstance(failed, NotNow) else failed)
+
+    def _refusal(self, failed: Exception) -> NotNow:
+        """Return why there is no connection."""
+        if isinstance(failed, redis.AuthenticationError):
+            return NotNow(AUTH, f"Redis at {redacted(self.url)} refuses the password or user: {failed}")
+        trouble = named(failed) if isinstance(failed, redis.ResponseError) else failed
+        if isinstance(trouble, NotNow):
+            return trouble
+        if trouble is failed:
+            return NotNow("CONNECT", describe_unreachable(self.url, failed))
+        return NotNow("CONNECT" if _FULL in str(failed) else REFUSED, str(trouble))
 
     def _facts(self, connection: Any) -> ServerFacts:
         """Ask a server about itself. Raises NotNow for a replica: whose data it will have as a master is unknown."""
@@ -513,7 +499,7 @@ class Link:
         self._owed = 0
         if self._connection is not None:
             self._connection.disconnect()
-            if not self._server.is_fixed:
+            if not self._is_given:
                 self._connection = None
 
     def _send(self, connection: Any, packed: Any, replies: int = 1) -> None:
@@ -567,7 +553,7 @@ class SharedLink(Link):
 
     def __init__(self, url: str, name: str, timeout_s: float = 5.0) -> None:
         super().__init__(url, name, timeout_s)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def call(self, *command: Arg, block_s: float = 0.0) -> Any:
         with self._turn():
@@ -576,6 +562,10 @@ class SharedLink(Link):
     def pipeline(self, commands: Sequence[Sequence[Arg]], block_s: float = 0.0) -> list[Any]:
         with self._turn():
             return super().pipeline(commands, block_s)
+
+    def close(self) -> None:
+        with self._lock:
+            super().close()
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -591,20 +581,20 @@ class SharedLink(Link):
 class ClientLink(Link):
     """A link of its own to where a redis-py client of the application leads."""
 
+    _is_given = True
+
     def __init__(self, client: Any, name: str, timeout_s: float = 5.0) -> None:
         super().__init__("redis://", name, timeout_s)
-        self.url, self._connection = connection_beside(client, name, timeout_s)  # which is never made anew
+        self.url, self._connection = connection_beside(client, name, timeout_s)
 
 
 def check_reachable(url: str) -> None:
     """Raise StartRefused, naming the setting, unless Redis answers, accepts us, and is new enough."""
     try:
-        link = Link(url, "usher:check", timeout_s=3.0)
+        with Link(url, "usher:check", timeout_s=3.0) as link:
+            server = info_lines(link.call("INFO", "server"))
     except (ValueError, redis.RedisError) as wrong:
         raise SettingsError([f"USHER_REDIS_URL cannot be read: {wrong}"]) from None
-    try:
-        with link:
-            server = info_lines(link.call("INFO", "server"))
     except NotNow as trouble:
         if trouble.kind == "LOADING":
             return  # the server is there and will answer; the loops wait for it

@@ -317,10 +317,6 @@ def server_of(url: str) -> Server:
     return {SENTINEL: SentinelMaster, CLUSTER: ClusterNode}.get(mode(url), Server)(url)
 
 
-def make_connection(url: str, name: str, timeout_s: float) -> Any:
-    return server_of(url).connection(name, timeout_s)
-
-
 def _options(name: str, timeout_s: float) -> dict[str, Any]:
     return {
         "client_name": name,
@@ -336,7 +332,7 @@ def _options(name: str, timeout_s: float) -> dict[str, Any]:
 
 
 def connection_beside(client: Any, name: str, timeout_s: float) -> tuple[str, Any]:
-    """Return a connection as ``make_connection`` does, to where a redis-py client of the application leads (sync or
+    """Return a connection as ``Server`` makes it, to where a redis-py client of the application leads (sync or
     asyncio, one server), with its credentials and its TLS; and a URL for messages.
 
     Raises TypeError for anything else: a cluster and sentinels are found by a URL.

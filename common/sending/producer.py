@@ -39,7 +39,7 @@ from usher.common.protocol.keys import REPLY_FIELD, Keys, LogKeys, uid_key, wait
 from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.message import DUE_FIELD, UID_FIELD, Key, check_ticket, key_bytes, ticket_key, ticket_value
 from usher.common.protocol.stream_id import ZERO
-from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link
+from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link, checked
 from usher.common.redis.replies import pairs
 from usher.common.runtime.service import Service
 
@@ -155,9 +155,7 @@ class Calls(Service):
         done: list[tuple[Arg, ...]] = [("XDEL", self._key, *self._read)] if self._read else []
         read = ("XREAD", "COUNT", _PAGE, "BLOCK", int(1000 * _BLOCK_S), "STREAMS", self._key, ZERO)
         try:
-            for reply in self._link.pipeline([*done, read], block_s=_BLOCK_S):
-                if isinstance(reply, Exception):
-                    raise reply
+            *_, reply = checked(self._link.pipeline([*done, read], block_s=_BLOCK_S))
         except CommandRefused as refused:
             self._tell_all(refused)
             return _IDLE_S

@@ -4,7 +4,6 @@ outcome is unknown), and so are worth a retry; all others say that a statement i
 
 from __future__ import annotations
 
-import enum
 import sqlite3
 from typing import Any, NamedTuple
 
@@ -108,24 +107,18 @@ def commits_by_itself(driver: Any) -> bool:
     return bool(getattr(driver, "autocommit", False)) and (status is None or int(status) == _IDLE)
 
 
-class PassingCause(enum.Enum):
-    """The reason why an error passes. CONTENTION is over in a moment; a database that is AWAY must not be asked by all
-    clients at once."""
-
-    CONTENTION = "others use the database"
-    GIVEN_UP = "the database gave this transaction up"
-    AWAY = "the database cannot be reached, and the last transaction may or may not have happened"
-
-
 class Passing(NamedTuple):
-    why: PassingCause
+    """Why an error passes. A database that is away must not be asked by all clients at once; anything else is over in
+    a moment."""
+
     told: str
+    is_away: bool = False
 
 
 def passing(error: BaseException) -> Passing | None:
     """Classify an error that the database, its driver or its pool raised; None when it does not pass."""
     if isinstance(error, sa.exc.TimeoutError):
-        return Passing(PassingCause.CONTENTION, f"no connection of the pool is free: {error}")
+        return Passing(f"no connection of the pool is free: {error}")
     if not isinstance(error, sa.exc.DBAPIError):
         return None
     told = driver_message(error)
@@ -135,13 +128,11 @@ def passing(error: BaseException) -> Passing | None:
         return _of_mysql(error, number, told)
     state = sqlstate(error)
     if state in _AGAIN and not error.connection_invalidated:
-        return Passing(PassingCause.GIVEN_UP, f"({state}) {told}")
+        return Passing(f"({state}) {told}")
     # libpq has no SQLSTATE for a connection that could not be made.
     is_away = error.connection_invalidated or state in (*_AGAIN, _READ_ONLY) or state.startswith(_CONNECTION)
     return (
-        Passing(PassingCause.AWAY, told)
-        if is_away or (isinstance(error, sa.exc.OperationalError) and not state)
-        else None
+        Passing(told, is_away=True) if is_away or (isinstance(error, sa.exc.OperationalError) and not state) else None
     )
 
 
@@ -165,16 +156,16 @@ def mysql_number(error: sa.exc.DBAPIError) -> int | None:
 def _of_mysql(error: sa.exc.DBAPIError, number: int, told: str) -> Passing | None:
     is_rolled_back = number == _MYSQL_NO_SAVEPOINT and "SAVEPOINT" in told
     if (number in _MYSQL_AGAIN or is_rolled_back) and not error.connection_invalidated:
-        return Passing(PassingCause.GIVEN_UP, told)
+        return Passing(told)
     # Those of the client, from 2000 on, are all about the connection; 0 is an error of one that is closed.
     is_away = error.connection_invalidated or number in _MYSQL_AWAY or 2000 <= number < 2100 or number == 0
-    return Passing(PassingCause.AWAY, told) if is_away else None
+    return Passing(told, is_away=True) if is_away else None
 
 
 def _of_sqlite(raised: sqlite3.Error, told: str) -> Passing | None:
     name = getattr(raised, "sqlite_errorname", "")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "is locked" in told:
-        return Passing(PassingCause.CONTENTION, told)
+        return Passing(told)
     if name.startswith(_FILE_ERRORS) or any(text in told for text in _FILE_TEXTS):
-        return Passing(PassingCause.AWAY, told)
+        return Passing(told, is_away=True)
     return None

@@ -93,10 +93,6 @@ _LONGEST_WAIT_S = 1.0
 _SLICE = 16
 
 
-#: The messages of a task's last call: its only item.
-Call = list[Sequence[Message]]
-
-
 class AsyncPool(Service):
     """A thread with an event loop. Every lane that runs is a task, with its own context; when one ends, the next one
     starts."""
@@ -115,7 +111,7 @@ class AsyncPool(Service):
         self._end = asyncio.Event()  # set first, so that nothing starts while the loop ends
         self._main: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.calls: dict[asyncio.Task[Any] | None, Call] = {}  # by task
+        self.calls: dict[asyncio.Task[Any] | None, Sequence[Message]] = {}  # the messages of a task's last call
         self._latest: asyncio.Task[Any] | None = None  # the task that called a handler last
         self._asked_s = 0.0  # when the loop was asked to turn, and has not answered; 0: it has
         executor.lanes.on_ready, executor.cancel_task = self._ring, lambda one: self._call(lambda: self._cancel(one))
@@ -124,7 +120,7 @@ class AsyncPool(Service):
         beside = self._executor.besides.get(stream_id)
         if beside is None or not beside.cancelled.is_set():
             return  # the run that was interrupted has ended
-        for task, [messages] in self.calls.items():
+        for task, messages in self.calls.items():
             if task is not None and any(one.stream_id == stream_id and one.in_hand for one in messages):
                 task.cancel()
 
@@ -142,7 +138,7 @@ class AsyncPool(Service):
     def on_loop(self) -> Sequence[Message]:
         """Return the messages of the call that runs on the loop at this moment, empty if it is no lane's task."""
         loop = self._event_loop
-        return self.calls.get(asyncio.current_task(loop), [()])[0] if loop is not None else ()
+        return self.calls.get(asyncio.current_task(loop), ()) if loop is not None else ()
 
     def run_once(self) -> float:
         if self._main is not None:
@@ -193,10 +189,9 @@ class AsyncPool(Service):
             return
         try:
             while self._free and (work := self._next_work()) is not None:
-                call: Call = [()]
-                task = loop.create_task(self._run(work, call))
+                task = loop.create_task(self._run(work))
                 self._free -= 1
-                self.calls[task] = call
+                self.calls[task] = ()
                 task.add_done_callback(self._ended, context=self._context)
             if self._free:
                 due_s = self._due_s()
@@ -228,13 +223,13 @@ class AsyncPool(Service):
             self._rung = True
             task.get_loop().call_soon(self._fill, context=self._context)
 
-    async def _run(self, lane: Lane, call: Call) -> None:
+    async def _run(self, lane: Any) -> None:
         task = cast("asyncio.Task[None]", asyncio.current_task())
-        await self._slice(lane, call, task)
+        await self._slice(lane, task)
         if task.cancelling():
             await self._pause(0.0)  # a cancellation that the handler asked for as it ended arrives here
 
-    async def _slice(self, lane: Lane, call: Call, task: asyncio.Task[None]) -> None:
+    async def _slice(self, lane: Lane, task: asyncio.Task[None]) -> None:
         """Run messages of the lane, and give it back, if it is still ours. A changed context, or a cancelled task, is
         no other message's: another task goes on."""
         executor, queue, count = self._executor, lane.queue, 0
@@ -246,7 +241,7 @@ class AsyncPool(Service):
                 executor.begin(message, start_us)
             elif not executor.admit(lane, message, start_us):
                 return
-            call[0], before, self._latest = (message,), contextvars.copy_context(), task
+            self.calls[task], before, self._latest = (message,), contextvars.copy_context(), task
             try:
                 result = await self._handle(message)
                 if result is not None:

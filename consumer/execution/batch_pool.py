@@ -17,7 +17,7 @@ from typing import Any
 
 from usher.common.base.clock import now_s, run_us
 from usher.common.runtime.service import Service
-from usher.consumer.execution.async_pool import AsyncPool, Call, LaneWorker
+from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lane
 from usher.consumer.handlers.batches import TriedTogether, goes_alone, judge
@@ -232,11 +232,11 @@ class AsyncBatchPool(AsyncPool):
     def _due_s(self) -> float | None:
         return self._gatherer.due_s()
 
-    async def _run(self, lanes: Any, made: Call) -> None:
+    async def _run(self, lanes: Any) -> None:
         call = BatchCall(self._executor, lanes, self._batch)
         self._ring()  # lanes that found no room are ready again
         if call.messages:
-            made[0] = call.messages
+            self.calls[asyncio.current_task()] = call.messages
             try:
                 returned = await self._handle(list(call.messages))
             except BaseException as problem:  # sys.exit() in a handler must not end the loop

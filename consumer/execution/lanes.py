@@ -182,6 +182,18 @@ class Lanes:
             self._wake(len(self.ready))
         self.on_ready()
 
+    def closed_fences(self) -> list[tuple[bytes, int]]:
+        """Return the (ticket, fence) pairs for which the inbox gets nothing more. Once all that it has now was read,
+        call ``forget_closed`` with them."""
+        with self.lock:
+            return [(ticket, fence) for ticket, (fence, is_sure) in self._closed_fences.items() if is_sure]
+
+    def forget_closed(self, fences: Iterable[tuple[bytes, int]]) -> None:
+        with self.lock:
+            for ticket, fence in fences:
+                if self._closed_fences.get(ticket) == (fence, True):
+                    del self._closed_fences[ticket]
+
     def resume(self, *lanes: Lane, here: bool = False) -> None:
         """Let lanes go on that nobody runs: held ones, when the write that they waited for has happened. ``here``: this
         thread takes a lane next, so that one needs nobody else."""
@@ -525,16 +537,6 @@ class Lanes:
     def confirm_closed(self, ticket: bytes, fence: int) -> None:
         if self._closed_fences.get(ticket) == (fence, False):
             self._closed_fences[ticket] = (fence, True)
-
-    def closed_fences(self) -> list[tuple[bytes, int]]:
-        """Return the (ticket, fence) pairs for which the inbox gets nothing more. Once all that it has now was read,
-        call ``forget_closed`` with them."""
-        return [(ticket, fence) for ticket, (fence, is_sure) in self._closed_fences.items() if is_sure]
-
-    def forget_closed(self, fences: Iterable[tuple[bytes, int]]) -> None:
-        for ticket, fence in fences:
-            if self._closed_fences.get(ticket) == (fence, True):
-                del self._closed_fences[ticket]
 
     def close_quiet(self) -> list[tuple[bytes, int, list[bytes], float | None]]:
         """Close the fence of each ticket that has something queued and does not run, drop its lane, and return it with

@@ -83,10 +83,8 @@ class Reporter(Service):
         # This thread may be in the long pause; it was woken from it, once for each report.
         self._calm = self._is_roused = False
         self._last_s = -math.inf
-        self._untold = 0  # dropped ids that are not in the log yet; _why: why the last of them were dropped
-        self._why = (WARNING, "")
         self._quiet_until_s = -math.inf
-        self.dropped = 0
+        self.dropped = self._told_dropped = 0  # ids, and those of them that the log says
 
     def add(self, items: Iterable[Item]) -> None:
         with self._lock:
@@ -108,7 +106,6 @@ class Reporter(Service):
     def run_once(self) -> float:
         retrying = self.retrying()
         if not (self._items or self._must_tell(retrying)):
-            self._tell_dropped()
             return min(_RETRYING_AGAIN_S, self.stalls_after_s / 3) if retrying else self.stalls_after_s / 3
         early_s = self._early_s()
         if early_s > 0:
@@ -123,7 +120,6 @@ class Reporter(Service):
             return _PAUSE_S
         if answer.status in (200, 204):
             self._take_window(answer.window)
-            self._tell_dropped()
         elif answer.status == 409:
             # Ended, by a drain or otherwise: nothing is left to be freed, and the services that must stop learn it from
             # Redis.
@@ -176,20 +172,10 @@ class Reporter(Service):
         return orjson.dumps({"incarnation": self._incarnation, "tickets": tickets})
 
     def _drop(self, report: list[Item], why: str, level: int = WARNING) -> None:
-        count = sum(len(ids) for _, _, ids in report)
-        if not count:
-            return
-        self.dropped += count
-        self._untold += count
-        self._why = level, why
-        self._tell_dropped()
-
-    def _tell_dropped(self, at_once: bool = False) -> None:
-        if self._untold and (at_once or now_s() >= self._quiet_until_s):
-            level, why = self._why
-            event("report_dropped", level=level, ids=self._untold, why=why)
-            self._untold, self._quiet_until_s = 0, now_s() + _REPEAT_LOG_S
+        self.dropped += sum(len(ids) for _, _, ids in report)
+        if self.dropped > self._told_dropped and now_s() >= self._quiet_until_s:
+            event("report_dropped", level=level, ids=self.dropped - self._told_dropped, why=why)
+            self._told_dropped, self._quiet_until_s = self.dropped, now_s() + _REPEAT_LOG_S
 
     def on_end(self) -> None:
-        self._tell_dropped(at_once=True)
         self._masters.close()

@@ -34,10 +34,10 @@ _HERE = f"{Path(__file__).parent}/"
 _HEAD = "Stack (most recent call last):\n"
 
 
-def stacks(tasks: Mapping[asyncio.Task[Any] | None, Sequence[Sequence[Message]]]) -> dict[bytes, str]:
+def stacks(tasks: Mapping[asyncio.Task[Any] | None, Sequence[Message]]) -> dict[bytes, str]:
     """Return, by message, the calls of each handler that runs here, from the handler on: those of its thread, or of
     what its task awaits. ``tasks``: of handlers on an event loop, with the messages of their last calls."""
-    found = {one.stream_id: task_stack(task) for task, (messages,) in list(tasks.items()) if task for one in messages}
+    found = {one.stream_id: task_stack(task) for task, messages in list(tasks.items()) if task for one in messages}
     for top in list(sys._current_frames().values()):
         frames = [frame for frame, _ in traceback.walk_stack(top)]
         ours = next((at for at, frame in enumerate(frames) if _runs(frame)), 0)
@@ -169,8 +169,12 @@ class Watchdog(Service):
     def _given_back_us(self, left: Left) -> int:
         return sum(lost_us for at_us, lost_us in self._lost if self._gets_back(left, at_us))
 
+    def stacks(self) -> dict[bytes, str]:
+        """Return where the handlers stand that run in this process, by message."""
+        return stacks({} if self.event_loop is None else self.event_loop.calls)
+
     def _end(self, hung: list[Left]) -> None:
-        known = stacks({} if self.event_loop is None else self.event_loop.calls)
+        known = self.stacks()
         told = [known.get(left.stream_id, "") for left in hung]
         for left, stack in zip(hung, told, strict=True):
             event("handler_stuck", level=ERROR, trace=stack, **left.facts())

@@ -235,9 +235,8 @@ def _tell_of_rollback(used: Any, task: str, uid: str) -> None:
     def committed() -> None:
         undone.detach()
 
-    way_out, level = "OPTIONS outbox, or transaction.on_commit", WARNING
-    facts = {"task": task, "uid": uid, "database": used.alias, "way_out": way_out}
-    undone = weakref.finalize(committed, lambda: event("task_sent_and_rolled_back", level=level, **facts))
+    facts = {"task": task, "uid": uid, "database": used.alias, "way_out": "OPTIONS outbox, or transaction.on_commit"}
+    undone = weakref.finalize(committed, lambda: event("task_sent_and_rolled_back", level=WARNING, **facts))
     undone.atexit = False
     used.on_commit(committed)
 

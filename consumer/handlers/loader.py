@@ -25,7 +25,7 @@ from usher.common.observability import tracing
 from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of
 from usher.consumer.handlers.error_trace import raised_at
 from usher.consumer.handlers.message import Message
-from usher.consumer.handlers.typed import call_of, is_async
+from usher.consumer.handlers.typed import call_of
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,10 @@ def handler_of(target: Any, spec: str = "") -> Handler:
             " tickets of a @batch handler with `usher slow`"
         )
     try:
-        call = call_of(target)
+        call, awaited = call_of(target)
     except HandlerUnusable as problem:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {problem}") from None
     # What a call sets in its context ends with it. A coroutine runs in that of its task, which pools change.
-    awaited = is_async(call)
     run = call if awaited else lambda given: copy_context().run(call, given)
     return Handler(run, awaited, options, batched, getattr(target, "usher_kind_of", lambda message: ""))
 

@@ -27,10 +27,10 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 Reader = Callable[[Any], Any]
 
 
-def call_of(target: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what calls a handler with a message, or a list of them, with all that it declares about itself. Raises
-    HandlerUnusable, without the handler's name, for what cannot be called, and where a call runs nothing: every message
-    would count as handled."""
+def call_of(target: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """Return what calls a handler with a message, or a list of them, with all that it declares about itself; and
+    whether the result is to be awaited. Raises HandlerUnusable, without the handler's name, for what cannot be called,
+    and where a call runs nothing: every message would count as handled."""
     if kind := unawaitable_reason(target, may_be_async=True):
         way_out = (
             "make an object of it in the module, and name that, or that and a method (shop:orders.handle)"
@@ -40,9 +40,10 @@ def call_of(target: Callable[..., Any]) -> Callable[..., Any]:
         raise HandlerUnusable(f"it is {kind}; {way_out}")
     if hasattr(type(target), "handler_body"):  # a router, run_task of usher.django; a Mock has any attribute
         call = target.handler_body()  # type: ignore[attr-defined]
+        awaited = is_async(call)
     else:
-        call = _typed_call(target, options_of(target).body, batch_of(target) is not None)
-    return with_middleware(target, call, is_async(call))
+        call, awaited = _typed_call(target, options_of(target).body, batch_of(target) is not None), is_async(target)
+    return with_middleware(target, call, awaited), awaited
 
 
 def _typed_call(target: Callable[..., Any], body: str | Callable[[bytes], Any], is_batch: bool) -> Callable[..., Any]:
@@ -56,14 +57,6 @@ def _typed_call(target: Callable[..., Any], body: str | Callable[[bytes], Any], 
     if is_batch:
         raise HandlerUnusable("a batch handler takes the list of messages; validate each in it (TypeAdapter)")
     read = _reader(asked, body)
-    if is_async(target):
-
-        @functools.wraps(target)
-        async def call_later(message: Any) -> Any:
-            value = read(message)
-            return await (target(value, message) if takes_message else target(value))
-
-        return call_later
 
     @functools.wraps(target)
     def call(message: Any) -> Any:
@@ -256,6 +249,7 @@ class Router:
 
     def handler_body(self) -> Callable[..., Any]:
         """Return what calls the right handler. Raises HandlerUnusable for handlers that cannot be called."""
+        kinds = set[bool]()
         if not self._routes:
             raise HandlerUnusable("the router has no handlers: import the modules that declare them")
         for function in self._routes.values():
@@ -263,11 +257,11 @@ class Router:
             if options_of(function).terms():
                 raise HandlerUnusable(f"{name}: attempts and times are of the router: handler(max_attempts=3)(router)")
             try:
-                call = call_of(function)
+                call, awaited = call_of(function)
             except HandlerUnusable as problem:
                 raise HandlerUnusable(f"{name}: {problem}") from None
             self._calls.update({key: call for key, one in self._routes.items() if one is function})
-        kinds = {is_async(call) for call in self._calls.values()}
+            kinds.add(awaited)
         if len(kinds) == 2:
             raise HandlerUnusable("handlers of one router are all `def`, or all `async def`")
         return self._call_later if kinds == {True} else self

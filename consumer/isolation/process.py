@@ -285,8 +285,9 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
         self._limit_s = 0.0
         self._is_late = False
         self.on_part: Callable[[tuple[bytes, bytes]], None] = lambda told: None
-        #: Other observations, as sentences.
+        #: Other observations, as sentences, and what takes one.
         self.notes: list[str] = []
+        self.note: Callable[[str], object] = self.notes.append
 
     def run(self, piece: Piece) -> CallResult:
         """Run the handler on this message and return how the call ended. Raises StartRefused when the handler cannot be
@@ -357,7 +358,7 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
     def _note_end(self, process: Forked) -> bool:
         code = process.wait()
         if code is not None:
-            self.notes.append(
+            self.note(
                 f"the handler's process ended {_ending(code)} when a call was over: something that the handler began"
                 " goes on behind it"
             )

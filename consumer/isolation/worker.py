@@ -116,12 +116,6 @@ class SuspectWorker(Service):
         child, self._child = self._child, None
         if child is not None:
             child.end(gently)
-            self._tell_of(child)
-
-    def _tell_of(self, child: HandlerProcess) -> None:
-        for note in child.notes:
-            event("handler_process_ended", level=WARNING, what=note)
-        child.notes.clear()
 
     def _run(self, lane: Lane) -> None:
         executor = self._executor
@@ -175,12 +169,12 @@ class SuspectWorker(Service):
         try:
             if self._child is None:
                 self._child = HandlerProcess(self._spec, self._check, math.inf, self._template)
+                self._child.note = lambda what: event("handler_process_ended", level=WARNING, what=what)
             child = self._child
             child.begin()
         except (StartRefused, OSError) as refused:  # also where there is no room for a temporary file
             self._refused(str(refused))
             return None
-        self._tell_of(child)
         if child.is_fresh:
             self._told_s = 0.0
         self._check()

@@ -1,5 +1,5 @@
-"""The HTTP client for the masters: it asks the leader first, the others when the leader cannot be reached. Each thread
-has its own client."""
+"""The HTTP client for the masters: it asks the leader first, the others when the leader cannot be reached. One thread
+at a time has it: who registers, then who reports."""
 
 from __future__ import annotations
 

@@ -32,7 +32,6 @@ from usher.common.base.log import WARNING, event
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.sql.alchemy import (
     CANCELED,
-    PassingCause,
     commits_by_itself,
     driver_message,
     driver_of,
@@ -74,11 +73,13 @@ PRUNE_AT_ONCE = 1000
 M = TypeVar("M", bound=Marked)
 
 
-class BaseSink:
-    """Base of the sinks for plain and for ``async def`` handlers. All of one database schema share its tables; ``name``
-    tells them apart. What takes a connection runs in the caller's transaction."""
+class SinkSteps:
+    """The steps of the sinks for plain and for ``async def`` handlers, on a plain engine: the latter takes them in a
+    greenlet, in which a driver's waits are the event loop's. All of one database schema share its tables; ``name``
+    tells them apart."""
 
-    def __init__(self, dialect: sa.Dialect, name: str, keep_s: float) -> None:
+    def __init__(self, engine: sa.Engine, name: str, keep_s: float) -> None:
+        self.engine, dialect = engine, engine.dialect
         if dialect.name not in ("postgresql", "sqlite"):
             raise SinkMisused(f"SqlSink works on PostgreSQL and SQLite; this engine is for {dialect.name}")
         if not abs(keep_s) < 1e12:
@@ -197,11 +198,36 @@ class BaseSink:
                 " any more; let the error out, or use `with session.begin_nested()` around what may fail"
             )
 
-    def _create(self, connection: sa.Connection) -> None:
-        if self._is_postgres:
-            connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
-        for statement in self._creation():
-            connection.execute(statement)
+    @contextlib.contextmanager
+    def admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
+        """Give a session in the transaction that also holds fence and uid; None for a repeat."""
+        with plain_errors(), self.engine.connect() as connection, connection.begin() as transaction:
+            if not self._enter(connection, message):
+                with ForkGuard():
+                    yield None  # the fence is stored nevertheless
+            else:
+                # commit() flushes pending objects; the transaction does not belong to the session.
+                with sa.orm.Session(bind=connection, join_transaction_mode="rollback_only") as session:
+                    with ForkGuard():  # forked children would commit, or roll back, on our connection
+                        yield session
+                    session.commit()
+                if self._leave(connection, message, transaction.is_active):
+                    transaction.rollback()
+                    return
+        if next(self._turns) % PRUNE_EVERY == 0:
+            try:
+                self.prune()
+            except Exception as problem:  # the effect is stored, so the message must not fail any more
+                event("sink_prune_failed", level=WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
+
+    def create_tables(self) -> None:
+        """Create the sink's tables where they are missing; safe in many processes at once. Later versions only add
+        columns with a default."""
+        with plain_errors(), self.engine.begin() as connection:
+            if self._is_postgres:
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
+            for statement in self._creation():
+                connection.execute(statement)
 
     def ddl(self) -> str:
         return "".join(f"{str(one.compile(dialect=self._dialect)).strip()};\n" for one in self._creation())
@@ -211,26 +237,19 @@ class BaseSink:
         made: list[Any] = [sa.schema.CreateTable(table, if_not_exists=True) for table in tables]
         return made + [sa.schema.CreateIndex(index, if_not_exists=True) for table in tables for index in table.indexes]
 
-    def _prune(self, connection: sa.Connection, at_once: int) -> int:
+    def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
+        """Remove up to ``at_once`` rows of each table that need not be kept, and return how many. The sink does it by
+        itself now and then."""
         removed = 0
-        for table in (self._fences, self._uids):
-            is_ours = table.c.sink == self._name
-            too_old = table.c.at_s < self._now - int(self._keep_s)
-            keys = sa.tuple_(*table.primary_key.columns)
-            # Locked rows are skipped: a ticket that comes back at this moment keeps its fence.
-            picked = sa.select(*table.primary_key.columns).where(is_ours, too_old).order_by(table.c.at_s).limit(at_once)
-            removed += connection.execute(
-                sa.delete(table).where(keys.in_(picked.with_for_update(skip_locked=True)))
-            ).rowcount
+        with plain_errors(), self.engine.begin() as connection:
+            for table in (self._fences, self._uids):
+                too_old = table.c.at_s < self._now - int(self._keep_s)
+                columns = table.primary_key.columns
+                picked = sa.select(*columns).where(table.c.sink == self._name, too_old).order_by(table.c.at_s)
+                # Locked rows are skipped: a ticket that comes back at this moment keeps its fence.
+                picked = picked.limit(at_once).with_for_update(skip_locked=True)
+                removed += connection.execute(sa.delete(table).where(sa.tuple_(*columns).in_(picked))).rowcount
         return removed
-
-    @contextlib.contextmanager
-    def _pruning(self) -> Iterator[None]:
-        """Only log an error of the pruning: the effect is stored, so the message must not fail any more."""
-        try:
-            yield
-        except Exception as problem:
-            event("sink_prune_failed", level=WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
 
 
 def storable(text: str) -> str:
@@ -251,7 +270,7 @@ _CONTENTION_S, _AWAY_S = (0.02, 0.2), (0.5, 2.0)
 _RNG = random.Random()  # not the shared one: a handler may seed that, and all processes would ask in step
 
 
-class SqlSink(BaseSink):
+class SqlSink(SinkSteps):
     """Exactly-once effects through one SQLAlchemy engine (see the module). Threads may share it.
 
     ``name``: one per use, see the module. ``keep_s``: seconds for which uids and fences are kept. Raises SinkMisused
@@ -275,14 +294,7 @@ class SqlSink(BaseSink):
                 "SqlSink takes a URL or an Engine of a plain driver; for an AsyncEngine there is"
                 " usher.consumer.sinks.sql_async.AsyncSqlSink"
             )
-        self.engine = engine
-        super().__init__(engine.dialect, name, keep_s)
-
-    def create_tables(self) -> None:
-        """Create the sink's tables where they are missing; safe in many processes at once. Later versions only add
-        columns with a default."""
-        with plain_errors(), self.engine.begin() as connection:
-            self._create(connection)
+        super().__init__(engine, name, keep_s)
 
     @contextlib.contextmanager
     def transaction(self, message: Marked) -> Iterator[sa.orm.Session]:
@@ -292,7 +304,7 @@ class SqlSink(BaseSink):
         For a repeat the block ends at the first use of the session. In a rehearsal (``message.is_rehearsal``) the block
         runs whatever is stored, and all of it is rolled back at its end. Raises StaleFence, SinkNotNow and SinkMisused.
         """
-        with self._admitted(message) as session:
+        with self.admitted(message) as session:
             if session is not None:
                 yield session
                 return
@@ -311,37 +323,12 @@ class SqlSink(BaseSink):
 
         @functools.wraps(handle)
         def handle_once(message: M) -> None:
-            with self._admitted(message) as session:
+            with self.admitted(message) as session:
                 if session is not None:
                     check_done(handle(message, session))
 
         handle_once.__signature__ = ONE_MESSAGE  # type: ignore[attr-defined]
         return handle_once
-
-    def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
-        """Remove up to ``at_once`` rows of each table that need not be kept, and return how many. The sink calls it by
-        itself now and then."""
-        with plain_errors(), self.engine.begin() as connection:
-            return self._prune(connection, at_once)
-
-    @contextlib.contextmanager
-    def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
-        with plain_errors(), self.engine.connect() as connection, connection.begin() as transaction:
-            if not self._enter(connection, message):
-                with ForkGuard():
-                    yield None  # the fence is stored nevertheless
-            else:
-                # commit() flushes pending objects; the transaction does not belong to the session.
-                with sa.orm.Session(bind=connection, join_transaction_mode="rollback_only") as session:
-                    with ForkGuard():  # forked children would commit, or roll back, on our connection
-                        yield session
-                    session.commit()
-                if self._leave(connection, message, transaction.is_active):
-                    transaction.rollback()
-                    return
-        if next(self._turns) % PRUNE_EVERY == 0:
-            with self._pruning():
-                self.prune()
 
 
 #: load_handler checks it: one argument, whatever the decorated function takes.
@@ -373,9 +360,10 @@ def plain_errors() -> Iterator[None]:
         found = passing(error)
         if found is None:
             raise
-        lasts = found.why is PassingCause.AWAY or state.startswith(_SHORT)
+        lasts = found.is_away or state.startswith(_SHORT)
         pause_s = _RNG.uniform(*(_AWAY_S if lasts else _CONTENTION_S))
-        raise SinkNotNow(f"{found.why.value}: {found.told}", pause_s, lasts) from error
+        how = "cannot be reached: the transaction may or may not have happened" if found.is_away else "is busy"
+        raise SinkNotNow(f"the database {how} ({found.told})", pause_s, lasts) from error
 
 
 class _NotAgain:

@@ -12,37 +12,29 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.util import greenlet_spawn
 
-from usher.common.runtime.fork_guard import ForkGuard
 from usher.consumer.sinks.outcomes import Marked, SinkMisused
-from usher.consumer.sinks.sql import ONE_MESSAGE, PRUNE_AT_ONCE, PRUNE_EVERY, WEEK_S, BaseSink, check_done, plain_errors
+from usher.consumer.sinks.sql import ONE_MESSAGE, WEEK_S, SinkSteps, check_done
 
 M = TypeVar("M", bound=Marked)
 
 
-class AsyncSqlSink(BaseSink):
+class AsyncSqlSink:
     """Exactly-once effects like SqlSink's, for one event loop, since an engine's connections belong to a loop."""
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        name: str = "default",
-        *,
-        keep_s: float = WEEK_S,
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, name: str = "default", *, keep_s: float = WEEK_S) -> None:
         if not isinstance(engine, AsyncEngine):
             raise SinkMisused(
                 "AsyncSqlSink takes what create_async_engine makes; for an Engine or a URL there is"
                 " usher.consumer.sinks.sql.SqlSink"
             )
-        self.engine = engine
-        super().__init__(engine.dialect, name, keep_s)
+        self.engine, self._steps = engine, SinkSteps(engine.sync_engine, name, keep_s)
+        self.ddl = self._steps.ddl
 
     async def create_tables(self) -> None:
         """Create the sink's tables where they are missing; safe in many processes at once."""
-        with plain_errors():
-            async with self.engine.begin() as connection:
-                await connection.run_sync(self._create)
+        await greenlet_spawn(self._steps.create_tables)
 
     def exactly_once(self, handle: Callable[[M, AsyncSession], Awaitable[Any]]) -> Callable[[M], Awaitable[None]]:
         """Make ``async def handle(message, session)`` a handler of one argument, never called for a repeat. A
@@ -63,20 +55,13 @@ class AsyncSqlSink(BaseSink):
     async def transaction(self, message: Marked) -> AsyncIterator[AsyncSession | None]:
         """Give a session in the transaction that also holds fence and uid, or None for a repeat: check for it. Raises
         StaleFence, SinkNotNow and SinkMisused."""
-        with plain_errors():
-            async with self.engine.connect() as connection, connection.begin() as transaction:
-                if not await connection.run_sync(self._enter, message):
-                    with ForkGuard():
-                        yield None
-                else:
-                    async with AsyncSession(bind=connection, join_transaction_mode="rollback_only") as session:
-                        with ForkGuard():  # forked children would commit, or roll back, on our connection
-                            yield session
-                        await session.commit()
-                    if await connection.run_sync(self._leave, message, transaction.is_active):
-                        await transaction.rollback()
-                        return
-        if next(self._turns) % PRUNE_EVERY == 0:
-            with self._pruning():
-                async with self.engine.begin() as connection:
-                    await connection.run_sync(self._prune, PRUNE_AT_ONCE)
+        admitted = self._steps.admitted(message)
+        session = await greenlet_spawn(admitted.__enter__)
+        try:
+            made: Any = lambda **_: session  # noqa: E731 - the one that the statements of the sink have opened
+            yield None if session is None else AsyncSession(sync_session_class=made)
+        except BaseException as problem:
+            if not await greenlet_spawn(admitted.__exit__, type(problem), problem, problem.__traceback__):
+                raise
+        else:
+            await greenlet_spawn(admitted.__exit__, None, None, None)

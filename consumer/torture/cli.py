@@ -85,13 +85,12 @@ Three messages of one ticket are handled again and again by real processes that 
 every line of your handler. Afterwards the ticket must look as if nothing had happened; for a handler that absorbs, also
 as if each message had run alone. Your handler really runs, so point it to a database for tests.
 
---effect names a function that tells what a ticket looks like. It may be
+--effect names a function that tells what a ticket looks like:
 
 \b
   def effect(ticket_id): return ...    anything comparable: a number, rows, a mapping
-  def effect(): return {...}           a mapping of tickets, or one number: a total
 
-and should leave out what differs by nature: ids, times, the ticket's own name. Messages have the fields n (1, 2, 3) and
+It should leave out what differs by nature: ids, times, the ticket's own name. Messages have the fields n (1, 2, 3) and
 amount (1, 10, 100), so that a sum tells which message is in it twice.
 
 Try it in a checkout: usher torture examples/sinks.py has four handlers to try.

@@ -45,13 +45,13 @@ from usher.consumer.torture.stories import (
     MESSAGES,
     SCENARIOS,
     UNDISTURBED,
+    WAKE,
     CaseFailure,
     Expected,
     FaultPoint,
     RunStep,
     Scenario,
     ScenarioResult,
-    Step,
     explain,
     places,
     trouble_with_effect,
@@ -227,11 +227,10 @@ class _ChildLoop:
     def _do_look(self, order: dict[str, Any]) -> dict[str, Any]:
         before = _descriptors()
         load_handler(self._request.handler)
-        effect = load_function(self._request.effect, "--effect")
+        load_function(self._request.effect, "--effect")
         if self._request.setup:
             load_function(self._request.setup, "--setup")
-        parameters = len(inspect.signature(effect).parameters)
-        return {"ended": "well", "opened": _descriptors() != before, "parameters": parameters}
+        return {"ended": "well", "opened": _descriptors() != before}
 
     def _do_setup(self, order: dict[str, Any]) -> dict[str, Any]:
         if self._request.setup:
@@ -239,11 +238,8 @@ class _ChildLoop:
         return {"ended": "well"}
 
     def _do_effect(self, order: dict[str, Any]) -> dict[str, Any]:
-        effect = load_function(self._request.effect, "--effect")
-        value = self._called(effect, *([order["ticket"]] if order["parameters"] else []))
-        if not order["parameters"] and isinstance(value, Mapping):
-            return {"ended": "well", "value": to_json_value(value.get(order["ticket"])), "is_total": False}
-        return {"ended": "well", "value": to_json_value(value), "is_total": not order["parameters"]}
+        value = self._called(load_function(self._request.effect, "--effect"), order["ticket"])
+        return {"ended": "well", "value": to_json_value(value)}
 
     def _do_run(self, order: dict[str, Any]) -> dict[str, Any]:
         call = self._call
@@ -347,7 +343,6 @@ class Harness:
         self._run = secrets.token_hex(3)
         self._tickets, self._entries = 0, itertools.count(1)
         self._fences = wall_ms() * 1024  # as the leader's: higher than those of any run before
-        self._parameters = 0
         self._hold_s = 0.5
 
     def tell_all(self, progress: Callable[[str, int, int], None]) -> list[ScenarioResult]:
@@ -369,22 +364,19 @@ class Harness:
     def _look(self) -> None:
         """Check that all names are there, and import the handler once for all child processes, unless its import opens
         files or connections; then call the setup."""
-        with contextlib.closing(TortureChild(self._request)) as actor:
-            answer = self._ask(actor, {"do": "look"})
-            self._parameters = answer["parameters"]
-        if not answer["opened"]:
+        if not self._ask("look")["opened"]:
             load_handler(self._request.handler)
-        with contextlib.closing(TortureChild(self._request)) as actor:
-            self._ask(actor, {"do": "setup"})
+        self._ask("setup")
 
-    def _ask(self, actor: TortureChild, order: Mapping[str, Any]) -> dict[str, Any]:
-        actor.pipe.send(order)
-        answer = actor.hear(self._request.handler_s)
+    def _ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """Return the answer of a child of its own to an order."""
+        with contextlib.closing(TortureChild(self._request)) as actor:
+            actor.pipe.send({"do": do, **more})
+            answer = actor.hear(self._request.handler_s)
         if answer is None:
-            raise HandlerUntestable(f"{order['do']}: it did not end within {self._request.handler_s:g} s")
-        if answer["ended"] != "well":
-            is_known = order["do"] == "look"  # an error in a name needs only one line
-            raise HandlerUntestable(f"{order['do']}: {answer['error'] if is_known else _details(answer)}")
+            raise HandlerUntestable(f"{do}: it did not end within {self._request.handler_s:g} s")
+        if answer["ended"] != "well":  # an error in a name needs only one line
+            raise HandlerUntestable(f"{do}: {answer['error'] if do == 'look' else _details(answer)}")
         return answer
 
     # ---- the expected effect -----------------------------------------------------------------------------------------
@@ -401,34 +393,19 @@ class Harness:
 
     def _control(self) -> tuple[Expected, int]:
         with self._story() as story:
-            before = self._effect(story.ticket)
-            after, lines = [self._seen(before, before)], 0
+            after, lines = [self._effect(story.ticket)], 0
             for step in UNDISTURBED.steps(0):
-                assert isinstance(step, RunStep)
                 answer = self._perform(story, step)
                 if answer["ended"] != "well":
                     told = f"the handler fails although nothing goes wrong; message {step.number}: {_details(answer)}"
                     raise HandlerUntestable(told)
                 if step.number == DISTURBED:
                     lines = answer["lines"]
-                after.append(self._seen(self._effect(story.ticket), before))
+                after.append(self._effect(story.ticket))
         return tuple(after), lines
 
-    def _effect(self, ticket: str) -> tuple[Any, bool]:
-        with contextlib.closing(TortureChild(self._request)) as actor:
-            answer = self._ask(actor, {"do": "effect", "ticket": ticket, "parameters": self._parameters})
-        return answer["value"], answer["is_total"]
-
-    def _seen(self, now: tuple[Any, bool], before: tuple[Any, bool]) -> Any:
-        value, is_total = now
-        if not is_total:
-            return value
-        if not isinstance(value, (int, float)) or not isinstance(before[0], (int, float)):
-            raise HandlerUntestable(
-                "--effect takes no argument, so it must return a number (a total) or a mapping of tickets; it returned"
-                f" {value!r}. Or let it take the ticket id"
-            )
-        return value - before[0]
+    def _effect(self, ticket: str) -> Any:
+        return self._ask("effect", ticket=ticket)["value"]
 
     def _lines_of_merged(self) -> int:
         """Return the lines of a run for which the other messages wait; 0 if it absorbs none of them."""
@@ -440,17 +417,16 @@ class Harness:
 
     def _tell(self, scenario: Scenario, place: FaultPoint, expected: Expected) -> CaseFailure | None:
         with self._story() as story:
-            before = (0, True) if self._parameters else self._effect(story.ticket)  # only a total needs it
             for step in scenario.steps(place):
                 self._step(story, step)
             self._wake_all(story)
-        seen = self._seen(self._effect(story.ticket), before)
+        seen = self._effect(story.ticket)
         if seen == expected[-1]:
             return None
         return CaseFailure(story.where, expected[-1], seen, explain(expected, seen), story.notes)
 
-    def _step(self, story: Case, step: Step) -> None:
-        if not isinstance(step, RunStep):
+    def _step(self, story: Case, step: RunStep) -> None:
+        if step.does == WAKE:
             self._wake(story, step.actor)
             return
         if step.number in story.merged:

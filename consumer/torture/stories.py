@@ -16,6 +16,8 @@ MESSAGES = 3
 DISTURBED = 2
 #: Places where an actor is stopped: a number is "before the n-th line that runs", or one of these.
 BEFORE, AFTER = "before", "after"
+#: What a step does that wakes an actor, and runs nothing.
+WAKE = "wake"
 FaultPoint = int | str
 
 
@@ -23,9 +25,9 @@ FaultPoint = int | str
 class RunStep:
     """The step in which ``actor`` runs message ``number`` (1 to 3) under ``fence`` (1, 2, ...).
 
-    ``does``: the fault at ``place``: ``kill`` itself, ``freeze``, or ``fail`` with an error; empty: none. ``is_copy``:
-    it runs a second entry with the same uid. ``attempt``: as the handler sees it. ``merges``: the messages behind it
-    wait, for a handler that absorbs them.
+    ``does``: the fault at ``place``: ``kill`` itself, ``freeze``, or ``fail`` with an error; empty: none; ``WAKE``: it
+    only wakes up. ``is_copy``: it runs a second entry with the same uid. ``attempt``: as the handler sees it.
+    ``merges``: the messages behind it wait, for a handler that absorbs them.
     """
 
     actor: str
@@ -36,14 +38,6 @@ class RunStep:
     is_copy: bool = False
     attempt: int = 1
     merges: bool = False
-
-
-@dataclass(frozen=True)
-class WakeStep:
-    actor: str
-
-
-Step = RunStep | WakeStep
 
 
 @dataclass(frozen=True)
@@ -59,12 +53,12 @@ class Scenario:
     script: str
     at_every_line: bool = False
 
-    def steps(self, place: FaultPoint) -> list[Step]:
-        made: list[Step] = []
+    def steps(self, place: FaultPoint) -> list[RunStep]:
+        made: list[RunStep] = []
         for word in self.script.split():
             what, *how = word.split(":")
-            if what == "wake":
-                made.append(WakeStep(how[0]))
+            if what == WAKE:
+                made.append(RunStep(how[0], 0, 0, WAKE))
                 continue
             does = next((fault for fault in ("kill", "fail", "freeze") if fault in how), "")
             run = RunStep(what[0], int(what[1]), int(what[3:]), does, place if does else BEFORE, "copy" in how)

@@ -23,10 +23,8 @@ from typing import Any
 from urllib.request import urlopen
 
 import click
-import orjson
 import psutil
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from usher.common.base.durations import Number, option
 from usher.common.base.errors import UsherError
@@ -41,6 +39,7 @@ from usher.common.redis.embedded import EmbeddedRedis, free_port
 from usher.common.redis.replies import TicketStream
 from usher.common.runtime.own_command import usher_command
 from usher.deploy.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, WARM, consume, read_waits
+from usher.master.cli.shared import console, print_json, table
 
 
 def facts(redis_version: str) -> dict[str, Any]:
@@ -525,24 +524,21 @@ def report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str
     document["machine"]["redis"], *_ = [one.pop("redis") for one in document["runs"]]
     document |= {name: statistics.median(one[name] for one in document["runs"]) for name in headline}
     if as_json:
-        click.echo(orjson.dumps(document))
+        print_json(document)
         return
-    shown = Table(
-        Column("run"), *(Column(name.replace("_", " "), justify="right") for name in headline), Column("CPU seconds")
-    )
-    for number, one in enumerate(document["runs"], 1):
-        shown.add_row(
-            str(number),
+    named = [name.replace("_", " ") for name in headline]
+    rows = [
+        [
+            number,
             *(f"{one[name]:,}" for name in headline),
-            "  ".join(f"{who} {spent}" for who, spent in one["cpu_seconds"].items()),
-        )
-    shown.add_row("median", *(f"{document[name]:,}" for name in headline), "", style="bold")
-    print_table(shown, document["machine"])
+            "  ".join(map("{0[0]} {0[1]}".format, one["cpu_seconds"].items())),
+        ]
+        for number, one in enumerate(document["runs"], 1)
+    ]
+    rows.append(["median", *(f"{document[name]:,}" for name in headline), ""])
+    print_table(table("", ("run", *named, "CPU seconds"), rows, named), document["machine"])
 
 
 def print_table(shown: Table, facts: dict[str, Any]) -> None:
-    console = Console()
-    console.print(shown)
-    console.print(
-        f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, {facts['redis']}", highlight=False
-    )
+    console().print(shown)
+    click.echo(f"{facts['cores']} cores, {facts['cpu']}, Python {facts['python']}, {facts['redis']}")

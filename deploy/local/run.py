@@ -172,9 +172,9 @@ class RunProgram:
         check_at_start(redis_url, leases_s | {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
         self._settings, self._redis_url = settings, redis_url
         of_process = leave, partial(leave, for_good=True), ends, template
-        own: Callable[..., MasterClient] = lambda _leader: OwnMaster(self.master, settings.concurrency)  # noqa: E731
+        self.master = MasterProgram(settings, redis_url, lambda: self.consumer.health())
+        own = OwnMaster(self.master, settings.concurrency)
         self.consumer = ConsumerProgram(settings, redis_url, *of_process, own)
-        self.master = MasterProgram(settings, redis_url, self.consumer.health)
         self._neighbours = Neighbours(settings, redis_url, self.master)
         self._at = BESIDE + settings.consumer_name
 

@@ -100,16 +100,12 @@ class Supervision:
         self._socket = Path(made.environ["USHER_CONTROL_SOCKET"])
         self._process: subprocess.Popen[bytes] | None = None
         self._redis_pid = 0
-        self._logs_before: dict[str, tuple[int, int]] = {}  # inode and size of each log when this run began
-        self.logs = made.state_folder / "logs"
+        self.logs = Relay(made.state_folder / "logs")
 
     def start(self) -> None:
         """Start supervisord and wait until it answers. Raises StartRefused."""
-        self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._logs_before = {
-            path.name: ((file := path.stat()).st_ino, file.st_size) for path in self.logs.glob("*.log")
-        }
-        with (self.logs / "supervisord.out").open("wb") as output:
+        said = self.logs.folder / "supervisord.out"
+        with said.open("wb") as output:
             self._process = subprocess.Popen(
                 usher_command("supervisord", str(os.getpid())),
                 env=self._plan.environ,
@@ -125,8 +121,8 @@ class Supervision:
                 self.states()
                 return
             if self._process.poll() is not None or time.monotonic() > deadline_s:
-                said = (self.logs / "supervisord.out").read_text(errors="replace").splitlines()
-                lines = [line for line in said if line.strip() and not line.startswith("For help, use ")]
+                words = said.read_text(errors="replace").splitlines()
+                lines = [line for line in words if line.strip() and not line.startswith("For help, use ")]
                 told = "\n".join(lines[-_LAST_LINES:])[-_LONGEST_WORDS:] or "it said nothing"
                 raise StartRefused(f"supervisord did not start: {told}")
             time.sleep(_POLL_S / 2)
@@ -172,7 +168,9 @@ class Supervision:
                 names = [one["name"] for one in stuck or states if one["statename"] != "RUNNING"] or [group]
                 late = f"{group} is not well after {within_s:.0f} s ({problem})"
                 told = f"{names[0]} did not start" if stuck else late
-                raise StartRefused(f"{told}; the last lines of its log ({self.logs}):\n{self.last_words(names[0])}")
+                raise StartRefused(
+                    f"{told}; the last lines of its log ({self.logs.folder}):\n{self.logs.last_words(names[0])}"
+                )
             time.sleep(_POLL_S)
 
     def watch(self) -> None:
@@ -181,7 +179,7 @@ class Supervision:
         except SupervisionHangs:
             return  # supervisord is not needed at this moment
         if self._plan.redis_port is not None and any(one["statename"] == "FATAL" for one in states):
-            raise SupervisionLost(f"Redis does not start any more; its last words:\n{self.last_words('redis')}")
+            raise SupervisionLost(f"Redis does not start any more; its last words:\n{self.logs.last_words('redis')}")
 
     def start_group(self, group: str) -> None:
         """Start the programs of a group (redis, master or consumer) without waiting for them. Raises
@@ -209,23 +207,11 @@ class Supervision:
                 yield proxy.supervisor
         except (OSError, xmlrpc.client.Error) as trouble:
             if self._process is None or self._process.poll() is not None:
-                told = f"supervisord has ended unexpectedly; its last words are in {self.logs}"
+                told = f"supervisord has ended unexpectedly; its last words are in {self.logs.folder}"
                 raise SupervisionLost(told) from trouble
             # BlockingIOError: too many calls wait for it already.
             kind = SupervisionHangs if isinstance(trouble, (TimeoutError, BlockingIOError)) else SupervisionLost
             raise kind("supervisord lives but does not answer") from trouble
-
-    def last_words(self, name: str) -> str:
-        path = self.logs / f"{name}.log"
-        try:
-            inode, size = self._logs_before.get(path.name, (0, 0))
-            with path.open("rb") as file:
-                if os.fstat(file.fileno()).st_ino == inode:  # else it was rotated meanwhile
-                    file.seek(size)
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return "it logged nothing"
-        return "\n".join(text.splitlines()[-_LAST_LINES:]) or "it logged nothing"
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """Drain and end everything: consumers first, then masters, then Redis. May be called twice.
@@ -247,7 +233,7 @@ class Supervision:
         process.wait()
         with contextlib.suppress(OSError):
             self._socket.unlink()
-        (self.logs.parent / "supervisord.pid").unlink(missing_ok=True)
+        (self.logs.folder.parent / "supervisord.pid").unlink(missing_ok=True)
 
     def _knock(self) -> None:
         """Wake supervisord, which looks once a second whether a program has ended, or when called: the next group then
@@ -514,10 +500,6 @@ def preflight() -> None:
     check_programs(os.environ)
 
 
-#: Colours of programs, in the order in which they appear; red is left for supervisord's own news.
-_COLOURS = tuple(
-    f"{light}{name}" for light in ("", "bright_") for name in ("cyan", "green", "yellow", "blue", "magenta")
-)
 #: Words of those lines of supervisord's own log that a person wants to see while it runs well.
 _NEWS = (" exited: ", "gave up: ", "killing ", "spawnerr", "FATAL")
 _WIDTH = 12
@@ -526,13 +508,15 @@ _TURN_BYTES = 256 * 1024
 
 
 class Relay:
-    """The programs' logs; of one that is rotated, its rest too. Who does not read them holds nothing up, not even a
-    stop: the rest waits in the files."""
+    """The programs' logs from now on; of one that is rotated, its rest too. Who does not read them holds nothing up,
+    not even a stop: the rest waits in the files."""
 
-    def __init__(self, folder: Path, coloured: bool) -> None:
-        self._folder = folder
-        self._coloured = coloured
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        #: Inode of each log, and how far it is read; and as it was before this run.
         self._read = {path.stem: ((facts := path.stat()).st_ino, facts.st_size) for path in folder.glob("*.log")}
+        self._before = dict(self._read)
         self._rest = memoryview(b"")
 
     def go_on(self, more: str = "") -> None:
@@ -554,7 +538,7 @@ class Relay:
     def lines(self) -> list[str]:
         return [
             self._dressed(path.stem, line)
-            for path in sorted(self._folder.glob("*.log"))
+            for path in sorted(self.folder.glob("*.log"))
             for line in self._news(path)
             if path.stem != "supervisord" or any(word in line for word in _NEWS)
         ]
@@ -574,16 +558,23 @@ class Relay:
                 news += [line.decode(errors="replace") for line in whole.removesuffix(b"\n").split(b"\n") if whole]
         return news
 
+    def last_words(self, name: str) -> str:
+        try:
+            inode, size = self._before.get(name, (0, 0))
+            with (self.folder / f"{name}.log").open("rb") as file:
+                if os.fstat(file.fileno()).st_ino == inode:  # else it was rotated meanwhile
+                    file.seek(size)
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return "it logged nothing"
+        return "\n".join(text.splitlines()[-_LAST_LINES:]) or "it logged nothing"
+
     def _dressed(self, name: str, line: str) -> str:
         # Logs may hold text from the network: none of its control characters reaches the terminal.
         plain = "".join(
             letter if letter.isprintable() or letter == "\t" else "\N{REPLACEMENT CHARACTER}" for letter in line
         )
-        label = f"{name:<{_WIDTH}} | "
-        if not self._coloured:
-            return label + plain
-        colour = "red" if name == "supervisord" else _COLOURS[sorted(self._read).index(name) % len(_COLOURS)]
-        return click.style(label, fg=colour) + plain
+        return f"{name:<{_WIDTH}} | {plain}"
 
 
 #: Most files that are looked at, each second.
@@ -639,8 +630,7 @@ def up(flags: dict[str, Any], reload: bool, proof: bool) -> None:
 def _run(made: Plan, lock: int, stop: StopRequest, reload: bool, proves: bool) -> int:
     """Run everything until asked to stop (``_asked_code``) or until a program is gone for good (1)."""
     running = Supervision(made, (lock,))
-    running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shown = Relay(running.logs, coloured=sys.stdout.isatty() and not made.environ.get("NO_COLOR"))
+    shown = running.logs
     code = 0
     try:
         stop.check()

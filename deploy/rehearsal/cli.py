@@ -3,7 +3,7 @@ deployed; it changes nothing. ``usher replay``: messages that are over become ne
 ticket, one of each at a time, and what comes of them is compared.
 
 Messages are dead letters, and entries that are still in the stream. A search for one ticket runs in Redis, newest
-first, a bounded page at a time, and not for ever; the caller is told how far it went.
+first, a bounded page at a time, until somebody ends it; the caller is told how far it is.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from usher.common.redis.replies import group_of, record_or_none
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.consumer.isolation.process import CallResult, HandlerProcess, How, Piece, ProcessSpec
+from usher.master.cli.commands import place
 from usher.master.cli.shared import asks, caller, configured, console, print_json, table, why_option
-from usher.master.cli.status import place
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import DeadLetter, LetterFilter, also_for
@@ -247,8 +247,8 @@ _ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
 #: Entries read with their fields by one call.
 _BODIES_AT_ONCE = 100
 _ALL = 2**62
-#: Longest search, in seconds, of one stream for a ticket; and of the run log.
-_SEARCH_S, _RUNS_S = 60.0, 5.0
+#: Longest search, in seconds, of the dead letters for some; and of the run log.
+_LETTERS_S, _RUNS_S = 60.0, 5.0
 
 
 class Candidates:
@@ -261,8 +261,6 @@ class Candidates:
         self._field = ticket_field
         self._letters = DeadLetters(link, keys)
         self._on_page = on_page
-        #: What was not searched, as sentences.
-        self.notes: list[str] = []
         self._kept: dict[bytes, list[bytes]] = {}  # the fields of archived entries
 
     def named(self, letter_ids: Sequence[bytes], message_ids: Sequence[bytes]) -> list[Candidate]:
@@ -292,13 +290,13 @@ class Candidates:
         ]
 
     def matching(self, wanted: LetterFilter, most: int) -> list[Candidate]:
-        return in_order(map(of_letter, self._letters.newest(wanted, None, most, _SEARCH_S).letters))
+        return in_order(map(of_letter, self._letters.newest(wanted, None, most, _LETTERS_S).letters))
 
     def of_ticket(self, ticket: bytes, most: int) -> list[Candidate]:
         """Find the newest ``most`` messages of a ticket, in the order of the stream: its entries, and its dead
         letters."""
         ids = self._search(self._field, ticket, most)
-        letters = list(map(of_letter, self._letters.newest(LetterFilter(ticket), None, most, _SEARCH_S).letters))
+        letters = list(map(of_letter, self._letters.newest(LetterFilter(ticket), None, most, _LETTERS_S).letters))
         dead = {one.message_id for one in letters}
         return in_order([*letters, *self.states([(one, ticket) for one in ids if one not in dead])], most)
 
@@ -310,8 +308,7 @@ class Candidates:
         runs_of: Callable[[list[bytes]], dict[bytes, RunRecord]] | None = None,
     ) -> list[Candidate]:
         """Find the entries of the stream that are wanted, in its order; or of an archive, whose run log may know what
-        Redis' no longer does. Raises StartRefused for more than ``most``, and for a search that did not come to its
-        end: a part of them would be another replay."""
+        Redis' no longer does. Raises StartRefused for more than ``most``: a part of them would be another replay."""
         entries: list[tuple[bytes, bytes | None]] = []
         span = range(rank(wanted.first), rank(wanted.last) + 1)
         for entry_id, flat in self._read(wanted, most) if archived is None else archived:
@@ -331,8 +328,6 @@ class Candidates:
             field, value = looked_for[0]
             enough = most + 1 if len(looked_for) == 1 else _ALL
             found = self._search(field, value, enough, wanted.first, wanted.last)
-            if self.notes:
-                raise StartRefused(f"nothing is replayed: {self.notes[-1]}; give --since")
             if len(looked_for) == 1:
                 self._check_most(found, most)
             for one in reversed(found):
@@ -368,30 +363,26 @@ class Candidates:
         return found[0][1] if found else None
 
     def _search(
-        self, field: str | bytes, value: bytes, most: int, first: bytes = b"0-0", last: bytes = b"+"
+        self, field: str | bytes, value: bytes, most: int, first: bytes = b"-", last: bytes = b"+"
     ) -> list[bytes]:
-        found, floor, ends_s, stream = list[bytes](), rank(first), now_s() + _SEARCH_S, self._keys.stream
-        for some, reached in self._pages("entries looked at", stream, last, _ENTRIES_AT_ONCE, field, value):
-            found += (one for one in some if rank(one) >= floor)
-            if reached is None or len(found) >= most or rank(reached) < floor:
-                break
-            if now_s() > ends_s:
-                told = f"{stream} was searched from its end down to {reached.decode()}, which took {_SEARCH_S:g} s"
-                self.notes.append(f"{told}; older entries were not")
+        found = list[bytes]()
+        for some in self._pages("entries looked at", self._keys.stream, first, last, _ENTRIES_AT_ONCE, field, value):
+            found += some
+            if len(found) >= most:
                 break
         return found[:most]
 
     def _pages(
-        self, what: str, key: str, start: bytes, at_once: int, *wanted: str | bytes
-    ) -> Iterator[tuple[list[bytes], bytes | None]]:
-        """Yield what is found in a stream, from ``start`` back, page by page; and how far it came, None at the end."""
+        self, what: str, key: str, first: bytes, last: bytes, at_once: int, *wanted: str | bytes
+    ) -> Iterator[list[bytes]]:
+        """Yield what is found between two ends of a stream, newest first, page by page."""
         looked_at, is_all = 0, False
         while not is_all:
-            args = ("XREVRANGE", start, "-", at_once, *wanted)
-            count, last, found, is_all = self._link.run("find_entries", (key,), args)
-            looked_at, start = looked_at + count, b"(" + last
+            args = ("XREVRANGE", last, first, at_once, *wanted)
+            count, reached, found, is_all = self._link.run("find_entries", (key,), args)
+            looked_at, last = looked_at + count, b"(" + reached
             self._on_page(what, looked_at)
-            yield found, None if is_all else last
+            yield found
 
     def states(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[Candidate]:
         if not entries:
@@ -432,7 +423,7 @@ class Candidates:
         what, ends_s = "records of executions looked at", now_s() + _RUNS_S
         for text, ids in missing.items():
             wanted = "batch", orjson.dumps(text), "part"
-            for records, _ in self._pages(what, self._keys.runs, b"+", _RUNS_AT_ONCE, *wanted):
+            for records in self._pages(what, self._keys.runs, b"-", b"+", _RUNS_AT_ONCE, *wanted):
                 for run in (run for record in records for run in reversed(list(decode_runs(record)))):
                     if run.id.encode() in ids:
                         found.setdefault(run.id.encode(), run)
@@ -638,7 +629,6 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
     settings = load(RehearseSettings, os.environ, flags)
     with configured(flags, "rehearse") as at:
         finder, candidates = _searched(at, settings, lambda finder: _found(finder, given, wanted, at))
-        _tell_notes(finder.notes)
         if not yes:
             many = pluralize(len(candidates), "message")
             click.echo(f"{handler} is called with {many}, one by one. {_WARNING}", err=True)
@@ -704,11 +694,6 @@ def _found(finder: Candidates, given: dict[str, Any], wanted: LetterFilter | Non
     return found
 
 
-def _tell_notes(notes: Sequence[str]) -> None:
-    for note in notes:
-        click.echo("usher: " + escape_control(note, kept="\n"), err=True)
-
-
 def _rehearse(
     finder: Candidates,
     candidates: Sequence[Candidate],
@@ -737,7 +722,8 @@ def _rehearse(
             process.notes.append(str(refused))
             return 1
         finally:
-            _tell_notes(process.notes)
+            for note in process.notes:
+                click.echo("usher: " + escape_control(note, kept="\n"), err=True)
     return int(not all(one.now.state == DONE for one in done))
 
 

@@ -37,7 +37,7 @@ from usher.master.operations.trimming import retention_of
 from usher.master.policy.rates import BacklogLimits
 from usher.master.settings import MasterSettings
 from usher.master.verbs.verbs import Lag
-from usher.master.web.api import REGISTER_BODY, Desk, IncarnationFenced, NotLeader, Parts, operator_routes, routes
+from usher.master.web.api import REGISTER_BODY, Desk, Parts, operator_routes, routes
 from usher.master.web.pages.site import add_pages
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -145,28 +145,14 @@ def create_app(
 def _add_errors(app: Flask) -> None:
     @app.errorhandler(NameInUse)
     def name_in_use(held: NameInUse) -> Response:
-        headers = _retry_after(held.retry_after_ms / 1000)
-        return answer_problem(Problem(409, "name_in_use", str(held), headers=headers))
+        retry_after = {"Retry-After": str(max(1, math.ceil(held.retry_after_ms / 1000)))}
+        return answer_problem(Problem(409, "name_in_use", str(held), headers=retry_after))
 
     @app.errorhandler(RegistrationOver)
     def registration_over(_over: RegistrationOver) -> Response:
         return answer_problem(
             Problem(410, "registration_over", "the registration under this uuid has ended; register under a new one")
         )
-
-    @app.errorhandler(NotLeader)
-    def not_leader(standby: NotLeader) -> Response:
-        return answer_problem(
-            Problem(503, "not_leader", str(standby), headers=_retry_after(1), leader_url=standby.leader_url)
-        )
-
-    @app.errorhandler(IncarnationFenced)
-    def fenced(_ended: IncarnationFenced) -> Response:
-        return answer_problem(Problem(409, "fenced", "this incarnation has ended; stop its work and register again"))
-
-
-def _retry_after(seconds: float) -> dict[str, str]:
-    return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 def sign_on(settings: MasterSettings, credentials: Credentials) -> str:

@@ -12,7 +12,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
@@ -59,6 +58,11 @@ def stacked(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+def limited(most: int, told: str) -> Callable[[Any], Any]:
+    """Return the option that says how many are listed, ``most`` if it is not given."""
+    return click.option("--limit", type=click.IntRange(1, 100_000), default=most, show_default=True, help=told)
+
+
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
 #: Of a command that shows something, and reads the settings of all.
 looks = stacked(takes_json, options(CommonSettings))
@@ -78,10 +82,15 @@ def confirm(question: str, yes: bool, as_json: bool) -> None:
 
 
 def _ask(settings: CommonSettings, url: str, path: str) -> dict[str, Any] | None:
-    """Return a master's answer to a GET; None when it does not answer with a document."""
+    """Return a master's answer to a GET; None when it does not answer with a document. Raises StartRefused when the
+    file of certificates that are trusted is not there."""
     headers = {"Authorization": f"Bearer {settings.api_token}"} if settings.api_token else {}
+    ca = settings.tls_ca and settings.tls_ca.expanduser()
+    if ca and not ca.exists():
+        raise StartRefused(f"USHER_TLS_CA: there is no {settings.tls_ca}")
     try:
-        with session(settings.tls_ca) as asking:
+        with requests.Session() as asking:
+            asking.trust_env, asking.verify = False, str(ca) if ca else True  # our own addresses: no proxy
             answered = asking.get(url + path, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
             document = answered.json() if answered.status_code == 200 else None
     except (requests.RequestException, ValueError):
@@ -231,18 +240,6 @@ def why_option(more: str = "", has_filter: bool = False) -> Callable[[Any], Any]
     return click.option(*flags, default="", metavar="TEXT", help=f"Why, for the action log{more}.")
 
 
-def session(ca: Path | None) -> requests.Session:
-    """Return an HTTP session for masters. ``ca``: a file of certificates that are trusted instead of the system's.
-    Raises StartRefused when there is no such file."""
-    made = requests.Session()
-    made.trust_env = False  # our own addresses: no proxy
-    if ca is not None:
-        if not ca.expanduser().exists():
-            raise StartRefused(f"USHER_TLS_CA: there is no {ca}")
-        made.verify = str(ca.expanduser())
-    return made
-
-
 def caller(why: str = "") -> By:
     """Return the user of the operating system who runs this command. Raises click.UsageError for a ``why`` that the
     action log does not take."""
@@ -322,9 +319,9 @@ def place_command(
     @looks
     def act(flags: dict[str, Any], why: str, as_json: bool, **given: Any) -> None:
         places = {name: given.pop(name) for name in verb.places}
-        args = args_of(verb, why, given)
+        by, args = caller(why), args_of(verb, why, given)
         with configured(flags, "operator") as at:
-            code = perform(at.acting(caller(why)), verb.name, args, as_json, **places)
+            code = perform(at.acting(by), verb.name, args, as_json, **places)
         sys.exit(code)
 
     for name in reversed(verb.places):

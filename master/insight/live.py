@@ -22,7 +22,7 @@ import math
 import re
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -34,11 +34,11 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import GroupMissing, RedisTrouble
 from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
-from usher.common.protocol.attempts import NEVER
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.message import as_mapping, first_value, ticket_value
 from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses
 from usher.common.protocol.mishaps import told as told_of
+from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import DONE, MERGED
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD
@@ -47,7 +47,6 @@ from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import Entry, first_of, pairs
 from usher.common.runtime.service import Service
-from usher.master.insight.formatting import ticket_url, visible
 from usher.master.insight.stats import stream_sums, tickets_of
 from usher.master.insight.status import Scan, consumer_rows, look_at, ticket_row
 from usher.master.membership.registry import STATES
@@ -56,14 +55,13 @@ from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.explain import (
     OK,
+    STUCK_MS,
     Looked,
     TicketGroups,
     alarms,
     describe,
     level_of,
-    oldest,
     since_ms,
-    stuck_rows,
 )
 from usher.master.policy.letters import SUDDEN_MS
 from usher.master.policy.rates import Sample, is_still, rates, sample_of
@@ -74,23 +72,21 @@ from usher.master.policy.ticket_filter import TicketFilter
 if TYPE_CHECKING:  # commands that look do without a web server
     from usher.common.http.push import LiveStream, LiveStreams
 
-#: Rows of the oldest tickets of each state.
-MOST = 50
-#: What was counted is forgotten when nobody has looked for so long.
-_FORGOTTEN_AFTER_MS = 60_000
-#: Records read by one call; the most old heads of each kind that are remembered; the most entries that are looked at
-#: under ``master``, at first and where it goes on, and of all consumers.
-_COUNT, _KEPT, _PARKED, _FURTHER, _PENDING = 1000, 100, 50, 500, 100
+#: Records read by one call; and the most entries that are looked at under ``master``, at first and where it goes on.
+_COUNT, _PARKED, _FURTHER = 1000, 50, 500
+#: By ticket, its first message, and when that was seen to move on; 0: never.
+_Standing = dict[bytes, tuple[bytes, int]]
 
 
 class StuckTickets:
-    """A scan of the index of tickets in processing for those that are stuck, which goes on turn by turn: the oldest
-    heads, how many tickets each owner has, and groups of those in trouble. Belongs to one thread. ``in_memory``: what
-    this master knows of a ticket's parked messages, when it leads.
+    """The tickets that stand still, are retried or halted, in groups of those in the same trouble; and how many tickets
+    each owner has. Belongs to one thread. ``in_memory``: what this master knows of a ticket's parked messages, when it
+    leads.
 
-    A scan of all of a million tickets would take seconds. So each turn scans one slice, and heads that seemed old are
-    read again, exactly. The oldest entries of each consumer are asked for as well, so that its oldest tickets are shown
-    before the first full scan is over."""
+    A scan of an index of a million tickets takes seconds: so each turn scans one slice, and groups are those of the
+    last full scan. Until there was one, they have what was found so far. Where a scan takes several turns, a ticket
+    that has not failed, and whose consumer lives, stands still when two scans have found the same first message: it may
+    be old, and yet have its turn just now."""
 
     def __init__(
         self,
@@ -100,125 +96,107 @@ class StuckTickets:
         in_memory: Callable[[bytes], Parked | None] = lambda ticket: None,
     ) -> None:
         self._link, self._keys, self._field, self._in_memory = link, keys, ticket_field, in_memory
-        self._candidates: dict[bytes, Looked] = {}
-        self.moved_ms: Mapping[bytes, int] = {}
         self._waiting: Counter[bytes] = Counter()  # by ticket: entries seen under ``master``
         self._start, self._reached = b"-", b""  # where those begin, and how far they go; b"": to the end
-        self._all_waiting = False
-        self._advanced_ms = self._under_master = 0
-        self._begin_again()
+        self._all_waiting, self._under_master = False, 0
+        self.forget()
 
-    def _begin_again(self) -> None:
+    def forget(self) -> None:
         self._owned: Mapping[bytes, int] | None = None  # None: the first full scan is not over
         self._groups, self._named = TicketGroups(), 0  # entries under ``master`` that records name
-        self._begin_pass()
+        self._stood, self._parked_stood = _Standing(), _Standing()
+        self._begin_scan()
 
-    def _begin_pass(self) -> None:
+    def _begin_scan(self) -> None:
         self._cursor: bytes | None = None
-        self._found: list[Looked] = []
         self._counted: Counter[bytes] = Counter()
-        self._counting, self._naming = TicketGroups(), 0
+        self._counting, self._naming, self._standing = TicketGroups(), 0, _Standing()
 
     def owned_by(self, incarnation: str) -> int | None:
         """Return how many tickets in processing the incarnation has, as of the last full scan; None before there was
         one."""
         return None if self._owned is None else self._owned.get(incarnation.encode(), 0)
 
-    def advance(self, most: float, states: Mapping[str, str], now_ms: int) -> None:
-        """Look at ``most`` more records, or up to the end."""
-        if now_ms - self._advanced_ms > _FORGOTTEN_AFTER_MS:
-            self._begin_again()
-        self._advanced_ms, looked_at = now_ms, 0
+    def look(
+        self,
+        most: float,
+        tickets: int,
+        states: Mapping[str, str],
+        rules: Rulebook,
+        now_ms: int,
+        queue: Queue | None = None,
+    ) -> list[dict[str, Any]]:
+        """Look at ``most`` more records of ``tickets``, or up to the end, and return the groups. ``queue``: what only
+        waits for its turn."""
+        waiting, looked_at = self._pending(), 0
         while looked_at < most:
             self._cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor or b"0", "COUNT", _COUNT)
-            page = self._look_at(pairs(flat), states)
-            self._counted.update(one.owner for one in page)
             looked_at += max(1, len(flat) // 2)
-            self._found = oldest([*self._found, *page], _KEPT)
-            self._naming += sum(one.under_master for one in page)
-            for one in page:
-                if one.seen.kind == "halted" or one.seen.attempts != NEVER or one.error is not None:
-                    self._counting.add(self._described(one, now_ms))
+            scan = Scan(self._link, self._keys, pairs(flat))
+            self._counted.update(scan.words)
+            for one in look_at(self._link, self._keys, scan, scan.readable, TicketFilter(), states):
+                self._naming += one.under_master
+                self._add(one, self._counting, self._stood, self._standing, now_ms, tickets <= most)
             if self._cursor == b"0":
-                # Keep the former candidates: comparing shows which heads have moved on.
-                self._candidates = {one.ticket: one for one in self._found} | self._candidates
                 self._owned, self._groups, self._named = dict(self._counted), self._counting, self._naming
-                self._begin_pass()
-                return
-
-    def _look_at(self, records: Mapping[bytes, bytes], states: Mapping[str, str]) -> list[Looked]:
-        scan = Scan(self._link, self._keys, records)
-        readable = [at for at, head in enumerate(scan.heads) if head]
-        return look_at(self._link, self._keys, scan, readable, TicketFilter(), states)
-
-    def _described(self, one: Looked, now_ms: int) -> dict[str, Any]:
-        return describe(one, self.moved_ms.get(one.head, 0), self._parked_of(one.ticket), now_ms)
-
-    def rows(
-        self, states: Mapping[str, str], rules: Rulebook, now_ms: int, queue: Queue | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the oldest tickets that are stuck, as they are now. ``queue``: what of them only waits for its
-        turn."""
-        found = self.heads(now_ms, states, rules, queue.text if queue is not None else "")
-        return list(map(_shown, stuck_rows([self._described(one, now_ms) for one in found], now_ms, MOST)))
-
-    def groups(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        found = self._groups.merged(rows, self._under_master <= self._named, MOST)
-        return [group | {"rows": list(map(_shown, group["rows"]))} for group in found]
-
-    def heads(self, now_ms: int, states: Mapping[str, str], rules: Rulebook, queue: str = "") -> list[Looked]:
-        """Return the oldest heads of each kind as they are now, parked ones among them."""
-        before = {one.ticket: one for one in self._found} | self._candidates
-        waiting, held = self._pending()
-        asked = list(dict.fromkeys([*before, *waiting, *held]))
-        values = self._link.call("HMGET", self._keys.tickets, *asked) if asked else []
-        records = {ticket: value for ticket, value in zip(asked, values, strict=True) if value is not None}
-        now = {one.ticket: one for one in self._look_at(records, states)}
-        known = dict(self.moved_ms) | {
-            one.head: now_ms for ticket, one in now.items() if ticket in before and one.head != before[ticket].head
-        }
-        alone = waiting.keys() - records.keys()
+                self._stood = self._standing
+                self._begin_scan()
+                break
+        groups, standing = (self._groups if self._owned is not None else self._counting).copied(), _Standing()
+        records = self._link.call("HMGET", self._keys.tickets, *waiting) if waiting else []
+        alone = [ticket for ticket, record in zip(waiting, records, strict=True) if record is None]
         if not alone:  # all of these are put off, or behind others: look further the next time
             self._start = b"(" + self._reached if self._reached else b"-"
         for ticket in alone:
-            seen = Seen(rule=rules.of(ticket))
-            seen = seen._replace(queue=queue if seen.rule is None else "")
-            now[ticket] = Looked(ticket, b" 0 " + b" ".join(waiting[ticket]), seen, None)
-        kept = oldest(now.values(), _KEPT)
-        self._candidates = {one.ticket: one for one in kept if one.owner}
-        moved_ms = {one.head: known.get(one.head, 0) for one in kept}
-        # Note heads that stand since now or since an unknown time, so that the next look knows them.
-        moved_ms |= {one.head: now_ms for one in kept if since_ms(one, moved_ms[one.head], now_ms) == now_ms}
-        self.moved_ms = {entry_id: ms for entry_id, ms in moved_ms.items() if ms}
-        return kept
+            rule = rules.of(ticket)
+            seen = Seen(rule=rule, queue=queue.text if queue is not None and rule is None else "")
+            one = Looked(ticket, b" 0 " + b" ".join(waiting[ticket]), seen, None)
+            self._add(one, groups, self._parked_stood, standing, now_ms, True, self._all_waiting)
+        self._parked_stood = standing
+        return groups.told(self._under_master <= self._named, self._owned is not None)
 
-    def _pending(self) -> tuple[dict[bytes, list[bytes]], list[bytes]]:
+    def _add(
+        self,
+        one: Looked,
+        groups: TicketGroups,
+        stood: _Standing,
+        standing: _Standing,
+        now_ms: int,
+        at_once: bool,
+        are_all: bool = True,
+    ) -> None:
+        """Add a ticket that is stuck. ``stood``: what seemed to stand at the look before; ``at_once``: what was not
+        looked at before is added, too; ``are_all``: no such tickets may be left out."""
+        first, (head, moved_ms) = one.head, stood.get(one.ticket, (b"", 0))
+        moved_ms = now_ms if head not in (b"", first) else moved_ms
+        since = since_ms(one, moved_ms, now_ms)
+        if since == now_ms and not moved_ms:
+            moved_ms = now_ms  # nobody knows since when: since it was seen
+        is_old, at_once = now_ms - since >= STUCK_MS, at_once or one.seen.lease == "lost"
+        if is_old or moved_ms:
+            standing[one.ticket] = first, moved_ms
+        if one.has_failed or (is_old and (head or at_once)):
+            groups.add(describe(one, since, self._parked_of(one.ticket), now_ms), are_all)
+
+    def _pending(self) -> dict[bytes, list[bytes]]:
         """Return what waits longest under the master, by ticket; of tickets that are in the index too it is behind
-        another message. And the tickets of the oldest entries of each other name in the group."""
-        stream, group = self._keys.stream, self._keys.group
-        try:
-            by_name = {name: int(count) for name, count in self._link.call("XPENDING", stream, group)[3] or ()}
-        except GroupMissing:
-            by_name = {}
-        each = max(1, _PENDING // max(1, len(by_name)))
+        another message."""
+        stream, group, found = self._keys.stream, self._keys.group, dict[bytes, list[bytes]]()
         most = _PARKED if self._start == b"-" else _FURTHER
-        asked: list[tuple[Any, ...]] = [
-            ("XPENDING", stream, group, "-", "+", each, one) for one in by_name if one != MASTER
-        ]
-        asked += [("XPENDING", stream, group, self._start, "+", most, MASTER)] if MASTER in by_name else []
-        rows = [row for page in self._link.all_of(asked) for row in page]
-        under = {row[0] for row in rows if row[1] == MASTER}
-        self._reached = max(under, key=rank) if len(under) == most else b""
-        ids = [*sorted(under, key=rank), *sorted({row[0] for row in rows} - under, key=rank)[:_PENDING]]
-        found, waiting = list(tickets_of(self._link, self._keys, self._field, ids)), dict[bytes, list[bytes]]()
-        for entry_id, ticket in found:
-            if entry_id in under:
-                waiting.setdefault(ticket, []).append(entry_id)
-        self._waiting = Counter({ticket: len(some) for ticket, some in waiting.items()})
+        try:
+            by_name = dict(self._link.call("XPENDING", stream, group)[3] or ())
+            asked = ("XPENDING", stream, group, self._start, "+", most, MASTER)
+            ids = [row[0] for row in self._link.call(*asked)] if MASTER in by_name else []
+        except GroupMissing:
+            by_name, ids = {}, []
+        self._reached = ids[-1] if len(ids) == most else b""
+        for entry_id, ticket in tickets_of(self._link, self._keys, self._field, ids):
+            found.setdefault(ticket, []).append(entry_id)
+        self._waiting = Counter({ticket: len(some) for ticket, some in found.items()})
         # Entries whose bodies were deleted count there but are not found here.
-        self._under_master = by_name.get(MASTER, 0)
+        self._under_master = int(by_name.get(MASTER, 0))
         self._all_waiting = self._under_master <= self._waiting.total()
-        return waiting, [ticket for entry_id, ticket in found if entry_id not in under]
+        return found
 
     def _parked_of(self, ticket: bytes) -> Parked:
         """Return the ticket's parked messages as far as entries under ``master`` were looked at; otherwise what the
@@ -228,10 +206,6 @@ class StuckTickets:
         if known is None:
             return seen
         return known if known.is_exact else Parked(max(known.messages, seen.messages), False)
-
-
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {"shown": visible(row["ticket_id"], 120), "href": ticket_url(row["ticket_id"])}
 
 
 #: Seconds between two looks: while a page is open, while none is, and while nothing moves either; and how long a page
@@ -326,6 +300,7 @@ class LiveOverview(Service):
     def run_once(self) -> float:
         began_s, watched = now_s(), self._is_watched
         if not watched:
+            self._tickets.forget()
             self.on_rest()
         if not watched and self._stands_still():
             return _STILL_EVERY_S
@@ -341,7 +316,9 @@ class LiveOverview(Service):
         ]
         if watched:
             states = self._look_at_consumers(seen)
-            self._tickets.advance(self.at_once, states, seen["time_ms"])
+            about = seen["tickets"], states, self._rules, seen["time_ms"], self.queue
+            groups = self._tickets.look(self.at_once, *about)
+            seen["groups"] = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
             for row in self._rows:
                 row["tickets"] = self._tickets.owned_by(row["incarnation"])
             losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])
@@ -349,10 +326,6 @@ class LiveOverview(Service):
             trouble, share = write_trouble(*told), memory_share(*told)
             seen["memory_share"] = None if share is None else round(share, 2)
             seen["write_trouble"] = None if trouble is None else trouble._asdict()
-            rows = self._tickets.rows(states, self._rules, seen["time_ms"], self.queue)
-            groups = self._tickets.groups(rows)
-            seen["groups"] = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
-            seen["stuck"] = rows
             counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
             seen["letters"], seen["sudden"], seen["letters_wrong"] = counts.groups, counts.sudden, counts.wrong
             seen["alarms"] = alarms(seen)
@@ -422,7 +395,7 @@ def _nothing_yet(keys: Keys) -> dict[str, Any]:
     )
     known = {"time_ms": 0, "stream": keys.stream, "group": keys.group, "has_group": True, "lag_is_exact": True}
     rows: dict[str, Any] = {"mishaps": Mishaps()._asdict(), "tenants": []}
-    rows |= {"stuck": [], "groups": [], "alarms": [], "letters": [], "look_ms": None}
+    rows |= {"groups": [], "alarms": [], "letters": [], "look_ms": None}
     return {**dict.fromkeys(unknown.split()), **known, **rows}
 
 
@@ -747,11 +720,17 @@ class TicketFeed(Service):
             return []
 
     def _handed_meanwhile(self, ticket: bytes, completed: Sequence[Event]) -> list[Event]:
+        """Return the hand-overs of messages that were done before a look at the index has seen them."""
         handed = self._seen.get(ticket, {"message_ids": ()})["message_ids"]
         return [
-            Event(ticket, "hand_over", _hand_over_of(one.data))
-            for one in completed
-            if one.data["message_id"] not in handed
+            Event(
+                ticket,
+                "hand_over",
+                {"ticket_id": ran["ticket_id"], "owner": ran["consumer"], "consumer_name": name_of(ran["consumer"])}
+                | {"fence": ran["fence"], "time_ms": ran["start_us"] // 1000, "message_ids": [ran["message_id"]]},
+            )
+            for ran in (one.data for one in completed)
+            if ran["message_id"] not in handed
         ]
 
     def _send(self, follower: Follower, events: Sequence[Event]) -> None:
@@ -831,10 +810,3 @@ class TicketFeed(Service):
 def _gap(ticket: bytes, source: int, last: bytes) -> Event:
     facts = {"ticket_id": ticket.decode(errors="replace"), "time_ms": milliseconds(last)}
     return Event(ticket, "gap", facts | {"source": SOURCES[source], "after": last.decode()})
-
-
-def _hand_over_of(completed: dict[str, Any]) -> dict[str, Any]:
-    owner = str(completed["consumer"])
-    facts = {"ticket_id": completed["ticket_id"], "owner": owner, "consumer_name": owner.rpartition(":")[0]}
-    facts |= {"fence": completed["fence"]}
-    return {**facts, "time_ms": completed["start_us"] // 1000, "message_ids": [completed["message_id"]]}

@@ -21,8 +21,8 @@ from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Arg, Link
-from usher.common.redis.replies import cut_at, group_of, pairs
+from usher.common.redis.client import Arg, Link, checked
+from usher.common.redis.replies import cut_at, found_entries, group_of, pairs
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead, parse_held
 from usher.master.membership.registry import members_of, state_of
@@ -43,13 +43,12 @@ def lag_of(link: Link, stream: str, group: Mapping[bytes, Any] | None, entries: 
         return entries, True
     if group.get(b"lag") is not None:
         return int(group[b"lag"]), True
-    last, counted = group[b"last-delivered-id"], 0
-    while counted < most:
-        count, last, _, is_all = link.run("find_entries", (stream,), ("XRANGE", b"(" + last, "+", _PAGE, ""))
-        counted += count
-        if is_all:
-            return counted, True
-    return counted, False
+    counted, is_all, start = 0, True, b"(" + group[b"last-delivered-id"]
+    for count, _, _, is_last in found_entries(link, "XRANGE", stream, start, "+", _PAGE, ""):
+        counted, is_all = counted + count, is_last
+        if counted >= most:
+            break
+    return counted, is_all
 
 
 def _read(group: Mapping[bytes, Any] | None, cut: bytes | None) -> int | None:
@@ -69,9 +68,7 @@ def stream_sums(link: Link, keys: Keys, most: int) -> dict[str, Any]:
     of_group = [("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)]
     more = [mishaps_command(keys), ("HGETALL", LogKeys(keys.stream).behind), *waiting_commands(keys)]
     replies = link.pipeline([*counts, *of_group, *more])
-    for reply in replies[: len(counts)]:
-        if isinstance(reply, Exception):
-            raise reply
+    checked(replies[: len(counts)])
     entries, dead, tickets, retrying, errors, rules, leader, cut, taken, groups, pending, *told_of = replies
     mishaps, behind, *delayed = told_of
     group, held = group_of(groups, keys.group, taken), parse_held(leader)

@@ -45,7 +45,7 @@ from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank
 from usher.common.protocol.ticket_states import BY_OWNER, TicketState, due_ms_of
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import TicketRecord, TicketStream, group_of, pairs, parse_record
+from usher.common.redis.replies import TicketRecord, TicketStream, found_entries, group_of, pairs, parse_record
 from usher.master.insight.stats import Kept, stream_sums, tickets_of
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.live_rules import read_rules
@@ -93,6 +93,10 @@ class Scan:
         """The first message of each ticket; b"" where Usher has not written the record."""
         parts = (record.split(b" ", 3) for record in self.records)
         return [part[2] if len(part) > 2 and part[1].isdigit() else b"" for part in parts]
+
+    @cached_property
+    def readable(self) -> list[int]:
+        return [at for at, head in enumerate(self.heads) if head]
 
     @cached_property
     def ages(self) -> list[int]:
@@ -159,7 +163,11 @@ class StatusReader:
         self._keys, self._stream = keys, TicketStream(link, keys)
         self._letters, self._scanning = DeadLetters(link, keys), threading.Lock()
         self._scan: Scan | None = None
-        self._kept_sources = Kept(_SOURCES_KEPT_S, self._sources.overview) if self._sources is not None else None
+        #: Returns the progress of gathering several ticket streams (see SourcesReader), at most some seconds old; None
+        #: when there is one stream, which is worked on as it is.
+        self.sources: Callable[[], dict[str, Any] | None] = lambda: None
+        if self._sources is not None:
+            self.sources = Kept(_SOURCES_KEPT_S, self._sources.overview)
 
     def overview(self) -> dict[str, Any]:
         """Return stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in
@@ -171,11 +179,6 @@ class StatusReader:
         trouble = write_trouble(*told_of)
         last_loss = next((told(loss) for loss in parse_losses(losses)), None)
         return seen | {"write_trouble": None if trouble is None else trouble.text, "last_loss": last_loss}
-
-    def sources(self) -> dict[str, Any] | None:
-        """Return the progress of gathering several ticket streams (see SourcesReader), at most some seconds old; None
-        when there is one stream, which is worked on as it is."""
-        return self._kept_sources() if self._kept_sources is not None else None
 
     def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
         """Return rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""
@@ -439,12 +442,12 @@ def look_at(
         kind, due_ms = kinds[word] if heads[at] else "unreadable", 0
         if kind == "put_off":
             due_ms = due_ms_of(scan.records[at].partition(b" ")[0]) or 0
-        known, error = _attempts(value), decode_error(text)
+        known, error = _attempts(value), decode_error(text) if text is not None else None
         has_error = not wanted.error or (kind == "halted" and error is None)  # whose letter may tell it
         has_error = has_error or ((last := last_error(known, error)) is not None and wanted.has_error(last._asdict()))
         rule = book.of(ticket) if kind == "returned" and has_error else None
         seen = Seen(kind, of_owners.get(word, "live"), known, due_ms, rule, told_alike(error))
-        if has_error and wanted.has_state(ticket_state(seen).name):
+        if has_error and (not wanted.states or wanted.has_state(ticket_state(seen).name)):
             found.append(Looked(ticket, scan.records[at], seen, error))
         elif text is None and heads[at] and kind != "returned":  # where nothing else differs
             unfit.add((word, value))
@@ -535,14 +538,12 @@ class TicketHistory:
         key, at_once = (self._keys.stream, _ENTRIES_AT_ONCE) if what == "entries" else (self._keys.runs, _RUNS_AT_ONCE)
         wanted, ends = wanted if what == "entries" else ("batch", *wanted, "part"), "+" if command == "XRANGE" else "-"
         found: list[bytes] = []
-        while True:
-            _, last, some, is_all = self._link.run("find_entries", (key,), (command, start, ends, at_once, *wanted))
-            found += some
-            if is_all:
-                return found, END
-            start = f"({last.decode()}" if last else start
-            if time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:
-                return found, start
+        for _, some, last, is_all in found_entries(self._link, command, key, start, ends, at_once, *wanted):
+            found, start = found + some, f"({last.decode()}" if last else start
+            if is_all or time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:
+                start = END if is_all else start
+                break
+        return found, start
 
     def message(self, message_id: str) -> dict[str, Any]:
         """Return what the stream, its group and the notes beside it have of a message, named as in ``MessageShown``;
@@ -560,7 +561,7 @@ class TicketHistory:
         state = TicketState.UNREAD if is_unread else None
         if group is not None and pending:
             state = BY_OWNER.get(bytes(pending[0][1]), TicketState.HANDED_OVER)
-        ticket, last = ticket_value(flat, self._field.encode()), decode_error(error)
+        ticket = ticket_value(flat, self._field.encode())
         due, uid, replayed = (first_value(flat, name) or b"" for name in (DUE_FIELD, UID_FIELD, REPLAY_OF))
         told: dict[str, Any] = {"message_id": message_id, "state": state, "sent_ms": milliseconds(entry_id)}
         told |= {"ticket_id": None if ticket is None else ticket.decode(errors="replace")}
@@ -571,10 +572,8 @@ class TicketHistory:
         told |= {"due_ms": int(due.partition(b".")[0]) if due.partition(b".")[0].isdigit() and len(due) <= 20 else None}
         told |= {"replay_of": _id_or_none(replayed.decode(errors="replace"), message_id)}
         told |= {"redriven_from": _id_or_none(uid.decode(errors="replace"), message_id) if not replayed else None}
-        attempts = NEVER if noted is None else decode(noted)
-        told |= {"attempts": attempts.starts, "charged": attempts.failures}
         told |= {"traceback": (traceback or b"").decode(errors="replace")}
-        return told | {"last_error": last and last._asdict() | {"told": last.told}}
+        return told | tried(_attempts(noted), decode_error(error))
 
     def again(self, message_id: str) -> dict[str, Any]:
         """Return the redrives and replays of a message, as far as one piece goes back."""

@@ -24,7 +24,7 @@ from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range, gap_of, loss_command
 from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
-from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.client import Arg, CommandRefused, Link, checked
 from usher.common.redis.replies import (
     TicketStream,
     group_of,
@@ -284,12 +284,9 @@ class LeaderScripts:
         self.is_guarded = False
         self._guard(self._link.all_of([("UNWATCH",), *self._watching])[1:])
 
-    def _guard(self, replies: Sequence[Any]) -> set[tuple[bytes, bytes]]:
+    def _guard(self, replies: list[Any]) -> set[tuple[bytes, bytes]]:
         """Take the replies to ``_watching``. Return what is new of the notes, as in ``changed``."""
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        _, epoch, told = replies
+        _, epoch, told = checked(replies)
         if epoch != str(self.epoch).encode():
             raise Fenced(f"another master leads {self._keys.stream} (our epoch was {self.epoch})")
         entries = told[0][1] if told else []

@@ -16,8 +16,8 @@ from usher.common.base.log import ERROR, event
 from usher.common.doctor.collector import look_at_memory
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import ZERO
-from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.replies import pairs, parse_span
+from usher.common.redis.client import Arg, CommandRefused, Link, checked
+from usher.common.redis.replies import found_entries, pairs, parse_span
 from usher.common.runtime.service import Service
 from usher.master.policy.trim import Cut, Refused, Retention, RetentionFacts, decide
 from usher.master.settings import MasterSettings
@@ -67,23 +67,19 @@ class Trimming:
             raise facts
         return facts
 
-    def cut(self, floor: bytes, *, archived_only: bool = False, at_once: int | None = None) -> Iterator[int]:
+    def cut(self, floor: bytes, *, archived_only: bool = False) -> Iterator[int]:
         """Cut below ``floor``, page by page; yield the number of entries cut. Raises StillNeeded; no reader needed what
         was cut before that."""
-        for page in cut_each(self._link, {self._keys.stream: floor}, at_once or AT_ONCE, archived_only):
-            [cut] = page.values()
-            if isinstance(cut, Exception):
-                raise cut
+        for page in cut_each(self._link, {self._keys.stream: floor}, AT_ONCE, archived_only):
+            [cut] = checked([*page.values()])
             if cut:
                 yield cut
 
     def count_below(self, floor: bytes) -> int:
-        total, last = 0, b"0-0"
-        while total < COUNTED:
-            args = ("XRANGE", b"(" + last, b"(" + floor, _PAGE, "")
-            found, last, _, is_all = self._link.run("find_entries", (self._keys.stream,), args)
-            total += found
-            if is_all:
+        total = 0
+        for count, *_ in found_entries(self._link, "XRANGE", self._keys.stream, "-", b"(" + floor, _PAGE, ""):
+            total += count
+            if total >= COUNTED:
                 break
         return total
 

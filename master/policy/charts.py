@@ -37,7 +37,7 @@ NAMES, _LONGEST_NAME = 20, 100
 #: Executions of all consumers; those of the consumers, or sources, that have no place in a point.
 ALL, OTHERS = "", "(others)"
 #: By what executions are counted apart: the consumer, and the source of which a work stream has the message.
-BY_CONSUMER, BY_SOURCE = "parts", "sources"
+BY_CONSUMER, BY_SOURCE = "consumers", "sources"
 _FIRST_US, _LAST_STEP = 100, 80
 _KNOWN = {"t", "at", "ms", "lag", "failed", BY_CONSUMER, BY_SOURCE, "tenants", "marks", "codes"}
 #: Most marks of a point, and most codes that it remembers.

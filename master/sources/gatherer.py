@@ -9,16 +9,20 @@ leaves nothing half done.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, ReplyUnknown
 from usher.common.base.log import WARNING, event
+from usher.common.doctor.collector import running_masters
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.protocol.sources import SourceSelection
+from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import pairs, redis_ms
 from usher.common.runtime.service import Service
 from usher.master.leader.leader_scripts import LossBook
 from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult
@@ -32,6 +36,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 1.5
 _BATCHES_AHEAD = 2
 #: Names that a page of the search for streams looks at, roughly.
 _SCAN_COUNT = 1000
+_LONGEST_BEAT_S = 1.0
 _CUT = "cut "
 _MADE = "made "
 _UNREAD = "unread "
@@ -39,12 +44,24 @@ _UNREAD = "unread "
 
 class Gatherer(Service):
     """Service that owns the rounds, which other threads change by ``changing``. ``batch`` is the number of entries that
-    the leader reads at once; ``search_s``: so often it searches for streams that match the patterns, 0: never."""
+    the leader reads at once; ``search_s``: so often it searches for streams that match the patterns, 0: never.
+
+    It notes that this master runs, for ``lease_ms`` (0: it does not), with what it ``says``, and has an even part of
+    the shards for each master that runs, whether it leads or stands by. Shares only spread the work: to gather a source
+    twice moves nothing twice, so masters may disagree for a beat. Those of a master that dies go to the others when its
+    note ends, those of one that stops at once."""
 
     name = "gather"
 
     def __init__(
-        self, link: Link, keys: Keys, sources: SourceSelection, ticket_field: str, batch: int, search_s: float = 0.0
+        self,
+        link: Link,
+        keys: Keys,
+        sources: SourceSelection,
+        ticket_field: str,
+        batch: int,
+        search_s: float = 0.0,
+        lease_ms: int = 0,
     ) -> None:
         super().__init__()
         self._link, self._sources, self._every_s = link, sources, search_s if sources.patterns else 0.0
@@ -64,6 +81,10 @@ class Gatherer(Service):
         self._search: Iterator[None] | None = None  # that is under way
         self._search_s = 0.0  # when the next one begins
         self.moved = 0
+        self._me, self._lease_ms = uuid.uuid4().hex[:12].encode(), lease_ms
+        self._beat_s, self._shared_s = min(_LONGEST_BEAT_S, lease_ms / 3000) if lease_ms else math.inf, -math.inf
+        self.says: Callable[[], str] = lambda: "{}"
+        self.held: frozenset[int] = frozenset()
 
     # ---- from other threads ------------------------------------------------------------------------------------------
 
@@ -92,10 +113,13 @@ class Gatherer(Service):
     def hold(self, shards: frozenset[int]) -> None:
         with self.changing() as rounds:
             rounds.hold(shards)
+        self.held = shards
 
     # ---- the turn ----------------------------------------------------------------------------------------------------
 
     def run_once(self) -> float:
+        if self._lease_ms and now_s() - self._shared_s >= self._beat_s:
+            self._share()
         self._look_for_new()
         with self._lock:
             if now_s() - self._swept_s >= self._sweep_s:
@@ -104,7 +128,9 @@ class Gatherer(Service):
             turn = self.rounds.take()
         if turn is None:
             search_s = max(0.0, self._search_s - now_s()) if self._every_s else self._sweep_s
-            return 0.0 if self._search is not None else min(self.stalls_after_s / 3, self._sweep_s, search_s)
+            return (
+                0.0 if self._search is not None else min(self.stalls_after_s / 3, self._beat_s, self._sweep_s, search_s)
+            )
         try:
             is_full, given, told = self._gather(turn)
         except BaseException as problem:
@@ -120,6 +146,25 @@ class Gatherer(Service):
         self._say(dict(zip(turn.sources, told, strict=True)), troubles)
         self.moved += sum(one.moved for one in told)
         return self._next_pause_s(is_full, given)
+
+    def _share(self) -> None:
+        now_ms, key = redis_ms(self._link), self._keys.shares
+        note = f"{now_ms + self._lease_ms} {self.says()}"
+        _, flat = self._link.all_of([("HSET", key, self._me, note), ("HGETALL", key)])
+        masters = running_masters(notes := pairs(flat), now_ms)
+        if gone := notes.keys() - masters:
+            self._link.call("HDEL", key, *gone)
+        shards = frozenset(range(masters.index(self._me), SHARDS, len(masters)))
+        if shards != self.held:
+            event("shards_assigned", count=len(shards), before=len(self.held))
+            self.hold(shards)
+        self._shared_s = now_s()
+
+    def on_end(self) -> None:
+        self.hold(frozenset())
+        with contextlib.suppress(RedisTrouble):  # the others find out when the note ends
+            self._link.call("HDEL", self._keys.shares, self._me)
+        self._link.close()
 
     def _look_for_new(self) -> None:
         """Search for streams from time to time, a page with each turn; and at once for all of them after a gap: else

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from usher.common.base.errors import SqlTrouble, StartRefused, UsherError
+from usher.common.base.errors import SqlTrouble, StartRefused
 from usher.common.base.log import configure
 from usher.common.base.text import pluralize
 from usher.common.http.credentials import check_reach
@@ -55,29 +55,24 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
     if dialect:
         click.echo(schema(dialect), nl=False)
         return
-    try:
-        settings = load(StreamerSettings, os.environ, flags)
-        configure("streamer", settings.log_level, settings.log_format, settings.secrets)
-        if migrate or waiting:
-            sys.exit(_looked(settings, migrate))
-        from usher.common.http.serve import check_address, serve
-        from usher.common.http.tls import server_tls
-        from usher.master.streamer.program import StreamerProgram
+    settings = load(StreamerSettings, os.environ, flags)
+    configure("streamer", settings.log_level, settings.log_format, settings.secrets)
+    if migrate or waiting:
+        sys.exit(_looked(settings, migrate))
+    from usher.common.http.serve import check_address, serve
+    from usher.common.http.tls import server_tls
+    from usher.master.streamer.program import StreamerProgram
 
-        if bind := settings.outbox_bind:
-            check_reach(bind, settings.api_token, settings.tokens_file)
-            check_address(bind, _BIND)
-        redis_url = resolve_redis_url(settings)
-        check_at_start(redis_url, {})
-        make = partial(StreamerProgram, settings, redis_url)
-        if bind:
-            serve(make, bind, "streamer", _STOP_S, _BIND, server_tls(settings.tls_cert, settings.tls_key))
-            return
-        program = make()
-    except UsherError as refused:
-        click.echo(f"usher streamer: {refused}", err=True)
-        sys.exit(2)
-    sys.exit(run(program))
+    if bind := settings.outbox_bind:
+        check_reach(bind, settings.api_token, settings.tokens_file)
+        check_address(bind, _BIND)
+    redis_url = resolve_redis_url(settings)
+    check_at_start(redis_url, {})
+    make = partial(StreamerProgram, settings, redis_url)
+    if bind:
+        serve(make, bind, "streamer", _STOP_S, _BIND, server_tls(settings.tls_cert, settings.tls_key))
+        return
+    sys.exit(run(make()))
 
 
 def run(program: StreamerProgram) -> int:

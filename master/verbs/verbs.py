@@ -343,20 +343,6 @@ class Rules(TypedDict):
     version: int
 
 
-class RuleChange(TypedDict):
-    """A change of the rules. ``outcome``: set, replaced or lifted. From now on nothing is handed over by the former
-    rules; ``handed_over`` messages had been before. ``name``: of the consumer that it is about."""
-
-    outcome: str
-    version: int
-    rule: Rule | None
-    former: Rule | None
-    handed_over: int
-    handed_over_is_exact: bool
-    note: str
-    name: NotRequired[str]
-
-
 class ActionRow(TypedDict):
     """An operator's action. ``via``: http or cli."""
 
@@ -407,18 +393,20 @@ VERBS: dict[str, Verb] = {}
 _Run = TypeVar("_Run", bound=Callable[..., Any])
 
 
-class Args(BaseModel):
-    """Arguments of a verb. An unknown field is refused: a misspelt one would be left out in silence."""
+class Given(BaseModel):
+    """What somebody gives. An unknown field is refused: a misspelt one would be left out in silence."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class Args(Given):
+    """Arguments of a verb."""
 
     reason: Reason = ""
 
 
-class Ask(BaseModel):
+class Ask(Given):
     """A filter of a shelf, as queries, forms and options ask for it."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     @property
     def given(self) -> dict[str, Any]:
@@ -1031,10 +1019,10 @@ def _beside(view: View, args: OfTarget) -> str:
 def _changed(changed: RuleSetChange | None, problem: str, text: str, name: str = "", says: str = "") -> Outcome:
     if changed is None:
         return Outcome({}, text, 404, problem)
-    return Outcome(({"name": name} if name else {}) | changed.shown(), says or changed.told)
+    return Outcome(changed.shown() | {"name": name or None}, says or changed.told)
 
 
-@verb("rules set", "POST /rules", NewRule, {201: RuleChange, 200: RuleChange}, {409: "too_many_rules"})
+@verb("rules set", "POST /rules", NewRule, {201: RuleSetChange, 200: RuleSetChange}, {409: "too_many_rules"})
 def set_rule(view: View, args: NewRule) -> Outcome:
     """Set a rule: 201 new, 200 in place of the former one for that target."""
     if args.target == "stream" and args.value != view.keys.stream:
@@ -1046,7 +1034,7 @@ def set_rule(view: View, args: NewRule) -> Outcome:
     return done._replace(status=201 if changed.outcome == "set" else 200)
 
 
-@verb("rules lift", "DELETE /rules/<rule_id>", Args, {200: RuleChange}, {404: "unknown_rule"})
+@verb("rules lift", "DELETE /rules/<rule_id>", Args, {200: RuleSetChange}, {404: "unknown_rule"})
 def lift(view: View, args: Args, rule_id: str) -> Outcome:
     """Lift a rule."""
     return _changed(view.rules.lift(rule_id, view.by), "unknown_rule", "no such rule")
@@ -1064,7 +1052,7 @@ def resume(view: View, args: OfTarget) -> Outcome:
 _DRAINED = {404: "unknown_consumer", 409: "too_many_rules"}
 
 
-@verb("consumers drain", "POST /consumers/<name>/drain", Args, {200: RuleChange}, _DRAINED)
+@verb("consumers drain", "POST /consumers/<name>/drain", Args, {200: RuleSetChange}, _DRAINED)
 def drain(view: View, args: Args, name: str) -> Outcome:
     """Hand nothing more to a consumer: it finishes its messages, and new ones go to others. This holds for the name,
     also after a restart, until `usher consumers resume`."""
@@ -1074,7 +1062,7 @@ def drain(view: View, args: Args, name: str) -> Outcome:
     return _changed(changed, "unknown_consumer", "no consumer of that name is registered", name, says)
 
 
-@verb("consumers resume", "POST /consumers/<name>/resume", Args, {200: RuleChange}, {404: "not_drained"})
+@verb("consumers resume", "POST /consumers/<name>/resume", Args, {200: RuleSetChange}, {404: "not_drained"})
 def resume_consumer(view: View, args: Args, name: str) -> Outcome:
     """Resume a consumer that an operator has drained. One that shuts down goes on with that."""
     nobody = "no consumer of that name was drained by an operator"

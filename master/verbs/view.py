@@ -25,8 +25,8 @@ from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.protocol.ticket_states import due_ms_of
-from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.replies import TicketRecord, TicketStream, parse_record
+from usher.common.redis.client import Arg, CommandRefused, Link, checked
+from usher.common.redis.replies import TicketRecord, TicketStream, found_entries, parse_record
 from usher.common.runtime.settings import CommonSettings
 from usher.common.sending.producer import Producer
 from usher.master.insight.live import LiveOverview
@@ -159,11 +159,7 @@ class View:
         seen = stream_sums(self.link, keys, _PAGE * _PAGES)
         of_ticket = [("HGET", keys.tickets, ticket), ("HGETALL", keys.rules), ("HGETALL", keys.consumers)]
         replies = self.link.pipeline([*INFO_COMMANDS, *of_ticket])
-        told, stored = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
-        for reply in stored:
-            if isinstance(reply, Exception):
-                raise reply
-        value, ruled, registered = stored
+        told, (value, ruled, registered) = replies[: len(INFO_COMMANDS)], checked(replies[len(INFO_COMMANDS) :])
         kind, record, due_ms = _record(value)
         if kind == "owned" and (record := self._stream.in_processing(record)) is None:
             kind = ""
@@ -250,27 +246,14 @@ class View:
     ) -> tuple[tuple[bytes, ...], bool]:
         """Find entries of the ticket above ``start``, in the stream or parked in the group. The second value is False
         when there are more entries than the search looked through."""
-        found: list[bytes] = []
-        for _ in range(_PAGES):
-            args = (
-                "XRANGE",
-                start,
-                "+",
-                _PAGE,
-                self.settings.work_ticket_field,
-                ticket,
-                "",
-                group,
-                MASTER if group else "",
-            )
-            _, last, ids, is_all = self.link.run("find_entries", (stream,), args)
-            found += ids
-            if is_all:
-                return tuple(found), True
-            if now_s() > until_s:
+        found, is_all = list[bytes](), True
+        wanted = (self.settings.work_ticket_field, ticket, "", group, MASTER if group else "")
+        pages = found_entries(self.link, "XRANGE", stream, start, "+", _PAGE, *wanted)
+        for number, (_, ids, _, is_last) in enumerate(pages, 1):
+            found, is_all = found + ids, is_last
+            if number == _PAGES or now_s() > until_s:
                 break
-            start = b"(" + last
-        return tuple(found), False
+        return tuple(found), is_all
 
     def _attempts(self, ids: Sequence[bytes]) -> dict[str, Any]:
         if not ids:

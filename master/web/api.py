@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -20,7 +21,6 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field,
 from typing_extensions import TypedDict
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import UsherError
 from usher.common.base.log import WARNING, event
 from usher.common.http.app import Problem, answer, parse_json, read_body, read_json, read_query, unprocessable
 from usher.common.http.auth import caller, must_be_for
@@ -62,6 +62,7 @@ from usher.master.verbs.verbs import (
     Args,
     BulkJobs,
     DelayedAsk,
+    Given,
     LetterAsk,
     NewOrder,
     OrderArgs,
@@ -77,51 +78,53 @@ _ANSWER_S = 2.0
 _MOST_UNREAD = 16
 
 
-class NotLeader(UsherError):
-    """This master is a standby. ``leader_url`` is None when there is no leader at the moment."""
+class NotLeader(Problem):
+    """``leader_url``: None when there is no leader at the moment."""
 
     def __init__(self, leader_url: str | None) -> None:
-        self.leader_url = leader_url
-        super().__init__()
+        told: dict[str, Any] = {"headers": {"Retry-After": "1"}, "leader_url": leader_url}
+        super().__init__(503, "not_leader", "this master is a standby", **told)
 
 
-class IncarnationFenced(UsherError):
-    """The leader does not know this incarnation: it must stop, and register as a new one."""
+class IncarnationFenced(Problem):
+    """The leader does not know this incarnation."""
+
+    def __init__(self) -> None:
+        super().__init__(409, "fenced", "this incarnation has ended; stop its work and register again")
 
 
+@dataclass
 class Desk:
     """The master's side of what consumers ask. ``ticket_window``: most messages of one ticket that are handed over at a
-    time. ``look_now``: makes the leader look at the registry at once."""
+    time. ``look_now``: makes the leader look at the registry at once. ``beside``: of what else is in this process."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        status: StatusReader,
-        dispatcher: Dispatcher,
-        lead: Lead,
-        services: Sequence[Service],
-        ticket_window: int,
-        look_now: Callable[[], None],
-        feed: TicketFeed,
-    ) -> None:
-        self._membership, self.status, self._dispatcher, self._lead = membership, status, dispatcher, lead
-        self._services, self.ticket_window, self._look_now, self.feed = services, ticket_window, look_now, feed
-        self.window = dispatcher.window
-        self.beside: Callable[[], Health] = lambda: Health(())  # of what else is in this process
+    membership: Membership
+    status: StatusReader
+    dispatcher: Dispatcher
+    lead: Lead
+    services: Sequence[Service]
+    ticket_window: int
+    look_now: Callable[[], None]
+    feed: TicketFeed
+    beside: Callable[[], Health] = lambda: Health(())
+
+    @property
+    def window(self) -> Callable[[str], int | None]:
+        return self.dispatcher.window
 
     def register(self, asked: Registration) -> RegistrationResult:
         """Raises NameInUse, RegistrationOver."""
-        registered = self._membership.register(asked)
-        self._look_now()
+        registered = self.membership.register(asked)
+        self.look_now()
         return registered
 
     def deregister(self, incarnation: str) -> bool:
         """Take a consumer's goodbye; False: the incarnation is unknown. Redis knows whether it has left; this only
         makes the leader look at once."""
-        if not self._dispatcher.leads:
+        if not self.dispatcher.leads:
             raise NotLeader(self.leader_url)
-        known = incarnation in self._dispatcher.board.consumers
-        self._look_now()
+        known = incarnation in self.dispatcher.board.consumers
+        self.look_now()
         return known
 
     def acknowledge(self, report: Report) -> list[list[str]]:
@@ -130,10 +133,10 @@ class Desk:
 
         A caller that wants no answers does not wait as long as the dispatcher keeps up and knows the incarnation: a
         report is a hint, and losing one in a change of leader costs only speed."""
-        known = not report.wants_answers and report.incarnation in self._dispatcher.board.consumers
-        if not self._dispatcher.leads:
+        known = not report.wants_answers and report.incarnation in self.dispatcher.board.consumers
+        if not self.dispatcher.leads:
             raise NotLeader(self.leader_url)
-        if self._dispatcher.post(report) < _MOST_UNREAD and known:
+        if self.dispatcher.post(report) < _MOST_UNREAD and known:
             return []
         report.answered.wait(_ANSWER_S)
         if report.answers is None:
@@ -146,24 +149,24 @@ class Desk:
         """Return the ticket from the index; on the leader also what it has parked of the ticket, where memory has all
         of it. None: it is not in processing."""
         found = self.status.ticket(ticket_id)
-        known = self._dispatcher.parked_of(ticket_id.encode())
+        known = self.dispatcher.parked_of(ticket_id.encode())
         if found is None and (known is None or not known.messages):
             return None
         parked = known.messages if known is not None and known.is_exact else None
         return (found or {"ticket_id": ticket_id, "state": TicketState.WAITING, "message_ids": []}) | {"parked": parked}
 
     def health(self) -> Health:
-        own, other = judge(self._services, now_s()), self.beside()
+        own, other = judge(self.services, now_s()), self.beside()
         return Health((*own.reasons, *other.reasons), other.warnings)
 
     @property
     def leader_url(self) -> str | None:
-        return self._lead.leader_url
+        return self.lead.leader_url
 
     def leading(self) -> dict[str, Any]:
         """From memory, so that health answers when Redis does not."""
-        role = "leader" if self._dispatcher.leads else "standby"
-        return {"role": role, "leader": role == "leader", "leader_url": self.leader_url, "epoch": self._lead.epoch}
+        role = "leader" if self.dispatcher.leads else "standby"
+        return {"role": role, "leader": role == "leader", "leader_url": self.leader_url, "epoch": self.lead.epoch}
 
 
 class Parts(View):
@@ -258,10 +261,8 @@ _Limit = Annotated[PageLimit, AfterValidator(lambda asked: min(asked, 200))]
 _Cursor = Annotated[str, StringConstraints(pattern=r"^[0-9]{0,19}$")]
 
 
-class _Registration(BaseModel):
+class _Registration(Given):
     """The body of register. An unknown field is refused: a misspelt ``slots`` would silently be 1."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     name: ConsumerName = Field(validation_alias=AliasChoices("name", "consumer_name"))
     health_url: _HealthUrl = Field(validation_alias=AliasChoices("health_url", "healthURL"))
@@ -271,9 +272,7 @@ class _Registration(BaseModel):
     lock: _Lock = NO_LOCK
 
 
-class _Deregistration(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
+class _Deregistration(Given):
     incarnation: _Incarnation
 
 

@@ -28,7 +28,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Arg, CommandRefused, Link, ScriptMissing
-from usher.common.redis.endpoints import make_connection
+from usher.common.redis.endpoints import server_of
 from usher.consumer.execution.acker import SKIP, Acker
 from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
 from usher.consumer.execution.inbox_reader import InboxReader
@@ -112,7 +112,7 @@ class TroubledLink(Link):
         trouble = self.troubles.pop(step, None)
         if trouble is Trouble.LATE and is_turn:
             self._late_turns.append((self._connection, list(commands)))
-            self._connection, self._open = make_connection(self.url, self._name, self._timeout_s), False
+            self._connection, self._open = server_of(self.url).connection(self._name, self._timeout_s), False
             raise ReplyUnknown(f"{step}: {trouble.value}")
         replies = super().pipeline(commands, block_s) if trouble in (None, Trouble.REPLY_LOST) else []
         if replies and is_turn:

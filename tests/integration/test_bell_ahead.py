@@ -17,7 +17,7 @@ from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.common.redis.endpoints import make_connection
+from usher.common.redis.endpoints import server_of
 from usher.master.dispatch import stream_cursor as reader_module
 from usher.master.dispatch import stream_notifier as doorbell_module
 from usher.master.dispatch.stream_notifier import StreamNotifier
@@ -148,7 +148,7 @@ class _Moving(Link):
     def close(self) -> None:
         super().close()
         if self.connections:
-            self._connection = make_connection(self._new, "test:bell", 0.5)
+            self._connection = server_of(self._new).connection("test:bell", 0.5)
 
 
 @pytest.mark.parametrize("told", ["9999999999999-1", "1-5"])

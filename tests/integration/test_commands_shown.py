@@ -24,7 +24,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import encode as encode_error
 from usher.master.audit import cli as audit
-from usher.master.cli.status import _event_line
+from usher.master.cli.commands import _event_line
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.rules import Target, rule_id
 
@@ -174,7 +174,7 @@ def test_what_fails_is_listed_by_its_error_and_in_groups(world: World) -> None:
 
 
 def test_where_nothing_is_stuck_what_was_given_up_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("usher.master.cli.status._BETWEEN_S", 0.0)
+    monkeypatch.setattr("usher.master.cli.commands._BETWEEN_S", 0.0)
     assert shown(world, "stuck").output == "no consumer is live: nothing more is handled (`usher consumers list`)\n"
     world.join("z")
     assert shown(world, "stuck").output == "nothing is stuck\n"

@@ -88,7 +88,6 @@ def test_an_answer_that_was_true_before_the_ticket_came_back_drops_nothing_of_it
 
     a.link.after = meanwhile
     a.flush()
-    assert a.acker.dead_letters == 1
     a.work()
     stage.check_done(T, [first, second, *later])
 

@@ -300,7 +300,7 @@ def test_who_hears_of_changes_leaves_a_former_master_with_the_others(pair: Under
         assert taken(subscription, 1) == [b"2-1"]
         assert ear.listen() is None
         assert pair.first.role() == "master", "it was not demoted meanwhile"
-    ear.close()
+    ear.on_end()
     goes.close()
 
 

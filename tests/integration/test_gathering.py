@@ -30,7 +30,8 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
 from usher.master.settings import MasterSettings
 from usher.master.sources import gatherer as gatherer_module
-from usher.master.sources.services import SourceServices, SourceSharer
+from usher.master.sources.gatherer import Gatherer
+from usher.master.sources.services import SourceServices
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ def test_two_masters_share_the_sources_and_one_takes_over_what_the_other_had(
             sent[name] += world.send(name)
 
     with running(redis_url) as first, Proxy(redis_url) as way, running(way.url) as second:
-        until(lambda: [len(service(one, "share")._held) for one in (first, second)] == [32, 32])
+        until(lambda: [len(service(one, "gather").held) for one in (first, second)] == [32, 32])
         send()
         until(lambda: len(world.entries()) == 50)
         until(lambda: min(service(one, "gather").moved for one in (first, second)) > 5)  # both did a part
@@ -165,9 +166,9 @@ def test_two_masters_share_the_sources_and_one_takes_over_what_the_other_had(
         way.break_all()
         send()
         until(lambda: len(world.entries()) == 100)
-        until(lambda: len(service(first, "share")._held) == 64)
+        until(lambda: len(service(first, "gather").held) == 64)
         way.lead_to(redis_url)
-        until(lambda: [len(service(one, "share")._held) for one in (first, second)] == [32, 32])
+        until(lambda: [len(service(one, "gather").held) for one in (first, second)] == [32, 32])
         send()
         until(lambda: len(world.entries()) == 150)
     assert world.all_moved() == sent
@@ -227,7 +228,7 @@ def test_something_in_between_that_does_not_tell_is_found_out_and_the_sources_ar
         Proxy(redis_url, lambda chunk: b"" if chunk.startswith(b">2") else chunk) as proxy,
         running(proxy.url, "a,b,c") as made,
     ):
-        until(lambda: len(service(made, "share")._held) == 64)
+        until(lambda: len(service(made, "gather").held) == 64)
 
         def is_found_out() -> bool:
             time.sleep(0.05)
@@ -244,7 +245,7 @@ def test_changes_that_are_told_are_never_taken_for_lost_ones(
 ) -> None:
     monkeypatch.setattr(gatherer_module, "_SWEEP_S", 0.001)
     with running(redis_url) as made:
-        until(lambda: len(service(made, "share")._held) == 64)
+        until(lambda: len(service(made, "gather").held) == 64)
         for turn in range(15):
             sent = [world.send(f"t:{number}") for number in range(20)]
             until(lambda turn=turn, sent=sent: len(world.entries()) == (turn + 1) * len(sent))  # type: ignore[misc]
@@ -339,25 +340,20 @@ def test_how_far_each_source_is(world: Gathered, link: Link) -> None:
 
 class Sharing:
     def __init__(self, world: Gathered, redis_url: str, count: int) -> None:
-        self.held: dict[int, frozenset[int]] = {}
-        self.masters = []
-        for number in range(count):
-
-            def hold(shards: frozenset[int], number: int = number) -> None:
-                self.held[number] = shards
-
-            link = Link(redis_url, f"test:share-{number}")
-            self.masters.append(SourceSharer(link, world.keys.shares, lambda: "{}", 60_000, hold))
+        none = SourceSelection.parse("none:*")
+        links = [Link(redis_url, f"test:share-{number}") for number in range(count)]
+        self.masters = [Gatherer(link, world.keys, none, "ticket_id", 1000, lease_ms=60_000) for link in links]
 
     def beat(self) -> None:
         for master in self.masters:
+            master._shared_s = 0.0
             master.run_once()
 
     @property
     def counts(self) -> list[int]:
         """How many shards each has; none is missing, and none has two masters."""
-        assert sorted(shard for held in self.held.values() for shard in held) == list(range(SHARDS))
-        return sorted(map(len, self.held.values()))
+        assert sorted(shard for one in self.masters for shard in one.held) == list(range(SHARDS))
+        return sorted(len(one.held) for one in self.masters)
 
 
 @pytest.mark.parametrize("masters", [1, 2, 3, 5])
@@ -369,8 +365,9 @@ def test_every_master_has_an_even_part_and_one_that_is_gone_none(world: Gathered
     sharing.beat()
     assert max(sharing.counts) - min(sharing.counts) <= 1
     assert world.link.call("HLEN", world.keys.shares) == masters
-    sharing.masters.pop().on_end()
-    assert sharing.held.pop(masters - 1) == frozenset()
+    gone = sharing.masters.pop()
+    gone.on_end()
+    assert gone.held == frozenset()
     if sharing.masters:
         sharing.beat()
         assert sum(sharing.counts) == SHARDS

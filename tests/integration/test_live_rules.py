@@ -18,7 +18,7 @@ from tests.integration.factories import FIELD, World, hand_over, plan
 from tests.integration.memory import full_memory
 from usher.common.protocol.marks import MarkFields
 from usher.common.redis.client import CommandRefused
-from usher.master.cli.rules import consumers, slow
+from usher.master.cli.commands import consumers, slow
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.leader.elector import Lead
 from usher.master.leader.limits import LeaderLimits

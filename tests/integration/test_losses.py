@@ -15,7 +15,7 @@ from usher.common.protocol.stream_id import ZERO, before, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, redis_ms
 from usher.common.runtime.settings import CommonSettings, load
-from usher.master.cli.status import drawn, look
+from usher.master.cli.commands import drawn, look
 from usher.master.insight.status import StatusReader
 from usher.master.leader.leader_scripts import LossBook
 

@@ -23,7 +23,7 @@ from usher.common.outbox.store import (
     write_to_outbox,
 )
 from usher.common.redis.client import Link
-from usher.common.sql.alchemy import PassingCause, passing, sa
+from usher.common.sql.alchemy import passing, sa
 
 _WRITERS, _COMMITS, _TICKETS = 6, 60, 3
 
@@ -183,7 +183,7 @@ def test_a_savepoint_that_went_with_a_deadlock_is_an_error_that_passes(own: Outb
         with pytest.raises(sa.exc.DBAPIError) as raised:
             nested.rollback()
     told = passing(raised.value)
-    assert told is not None and told.why is PassingCause.GIVEN_UP
+    assert told is not None and not told.is_away
 
 
 def test_names_that_differ_by_case_or_a_blank_are_two(

@@ -162,5 +162,4 @@ def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: Wo
     stuck = names_in(site.get("/").text, r"INC-\d+")
     assert stuck[:3] == ["INC-0", "INC-1", "INC-2"]
     assert len(stuck) == SHOWN
-    assert "<b>50</b> tickets <b>recovering: on a</b>" in site.get("/").text, "they are one group"
-    assert "counted among the 50 oldest tickets" in site.get("/").text, "there are more than are shown"
+    assert "<b>100,000</b> tickets <b>recovering: on a</b>" in site.get("/").text, "they are one group"

@@ -19,7 +19,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.embedded import SERVER_VARIABLE
 from usher.common.redis.replies import pairs
 from usher.common.runtime.settings import CommonSettings
-from usher.master.cli.status import look
+from usher.master.cli.commands import look
 from usher.master.insight.status import StatusReader
 
 T = b"T"

@@ -179,7 +179,7 @@ def test_the_command_makes_the_tables_and_says_what_is_wrong(
     assert streamer("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused, 0 tickets halted by refused rows\n")
     assert streamer("--migrate") == (
         2,
-        "usher streamer: USHER_OUTBOX_URL is not set: name the database there, or with --outbox-url\n",
+        "usher: USHER_OUTBOX_URL is not set: name the database there, or with --outbox-url\n",
     )
     code, told = streamer("--redis-url", "http://127.0.0.1:1")
     assert (code, "USHER_REDIS_URL" in told) == (2, True)
@@ -193,9 +193,9 @@ def test_tables_that_cannot_be_made_are_told_in_one_line(
     path, role = tmp_path / "shop.db", f"role_{os.urandom(4).hex()}"
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        told = "usher streamer: USHER_OUTBOX_URL: migrating the outbox: database is locked\n"
+        told = "usher: USHER_OUTBOX_URL: migrating the outbox: database is locked\n"
         assert streamer("--outbox-url", f"sqlite:///{path}", "--migrate") == (2, told)
-    told = "usher streamer: USHER_OUTBOX_URL: migrating the outbox: attempt to write a readonly database\n"
+    told = "usher: USHER_OUTBOX_URL: migrating the outbox: attempt to write a readonly database\n"
     assert streamer("--outbox-url", f"sqlite:///file:{path}?mode=ro&uri=true", "--migrate") == (2, told)
     engine = sa.create_engine(postgres_schema_url)
     with engine.begin() as connection:
@@ -204,7 +204,7 @@ def test_tables_that_cannot_be_made_are_told_in_one_line(
     try:
         assert streamer("--outbox-url", url, "--migrate") == (
             2,
-            "usher streamer: USHER_OUTBOX_URL: no schema has been selected to create in\n",
+            "usher: USHER_OUTBOX_URL: no schema has been selected to create in\n",
         )
     finally:
         with engine.begin() as connection:

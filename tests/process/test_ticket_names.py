@@ -22,8 +22,8 @@ from tests.process.crew import KEYS, Crew
 from usher.cli import usher
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
+from usher.master.cli.commands import follow
 from usher.master.cli.shared import configured
-from usher.master.cli.status import follow
 from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import parse_hosts
 

@@ -145,9 +145,8 @@ def log(ticket):
 def constant(ticket):
     return 1
 
-def total():
-    with book() as pages:
-        return sum(int(amount) for page in pages.values() for amount in page)
+def total(ticket):
+    return sum(map(int, pages(ticket) or ()))
 """
 FILES = {"shop.py": _HANDLERS}
 
@@ -275,7 +274,7 @@ def test_what_cannot_be_judged_is_said(folder: Path, words: tuple[str, ...], tol
     assert told in done.stderr
 
 
-def test_a_module_that_opens_files_at_its_import_is_imported_by_every_actor_for_itself_and_a_total_is_an_effect_too(
+def test_a_module_that_opens_files_at_its_import_is_imported_by_every_actor_for_itself(
     folder: Path,
 ) -> None:
     (folder / "opened.py").write_text(

@@ -24,9 +24,6 @@ class Leader:
         self.window: int | None = None
         self.retrying: list[int] = []
 
-    def close(self) -> None:
-        """Nothing is open."""
-
     def post(self, _path: str, body: bytes, headers: dict[str, str]) -> MasterAnswer:
         headers = dict(headers)
         self.retrying.append(int(headers.pop("Usher-Retrying", "0")))

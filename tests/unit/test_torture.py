@@ -9,14 +9,14 @@ import pytest
 
 from usher.consumer.handlers.error_trace import is_users
 from usher.consumer.torture.stage import LineStops
-from usher.consumer.torture.stories import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, RunStep, WakeStep, places
+from usher.consumer.torture.stories import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, WAKE, places
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_every_story_runs_every_message_to_its_end_and_no_fence_comes_back_but_a_zombies(scenario: Any) -> None:
     for place in places(scenario, 7, 3):
         steps = scenario.steps(place)
-        runs = [step for step in steps if isinstance(step, RunStep)]
+        runs = [step for step in steps if step.does != WAKE]
         highest = max(run.fence for run in runs)
         for number in range(1, MESSAGES + 1):
             last = [run for run in runs if run.number == number][-1]
@@ -24,7 +24,7 @@ def test_every_story_runs_every_message_to_its_end_and_no_fence_comes_back_but_a
         finished = {run.number for run in runs if run.fence == highest and not run.does}
         assert DISTURBED in finished or scenario.name == "sent_again_later"
         frozen = {run.actor for run in runs if run.does == "freeze"}
-        assert {step.actor for step in steps if isinstance(step, WakeStep)} == frozen
+        assert {step.actor for step in steps if step.does == WAKE} == frozen
         assert all(runs[at].fence >= runs[at - 1].fence or scenario.name == "late_ack" for at in range(1, len(runs)))
 
 

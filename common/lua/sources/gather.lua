@@ -16,8 +16,8 @@
 -- Why Lua: an entry must be in the work stream exactly if the source's group is past it, whatever happens to us.
 --          XREADGROUP NOACK moves the group, XADD follows. Everything that could refuse XADD is found before anything
 --          moves: memory (HSETNX needs some), a key of another type, an id that is not the highest. Should it be
---          refused all the same, the group is set back to just below what was not added. A lost reply costs nothing:
---          moved entries are no longer new.
+--          refused all the same, the group is set back to what was moved last. A lost reply costs nothing: moved
+--          entries are no longer new.
 -- Memory: refused when full
 --- @numbers count 3, large 4, count 5
 local work, group, field, longest = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -46,16 +46,6 @@ local function undelivered()
 end
 local space, bytes, moved_in_all, chunk = most - undelivered(), 0, 0, 1
 room = at_first -- the end of the work stream may be as large: the first source has its turn all the same
-
-local function just_below(id)
-  local high, low = string.match(id, '^(%d+)-(%d+)$')
-  local function less_one(digits)
-    local head, digit, zeros = string.match(digits, '^(%d-)([1-9])(0*)$')
-    return (string.gsub(head .. (tonumber(digit) - 1) .. string.rep('9', #zeros), '^0+(%d)', '%1'))
-  end
-  if string.match(low, '[1-9]') then return high .. '-' .. less_one(low) end
-  return less_one(high) .. '-18446744073709551615'
-end
 
 -- Return the entry as it is in the work stream (our two fields first, and none of these names among the producer's) and
 -- its size in bytes.
@@ -104,7 +94,7 @@ local function add(of, entries)
       added = redis.pcall('XADD', work, new, unpack(entry))
     end
     if type(added) == 'table' and added.err then
-      redis.call('XGROUP', 'SETID', of.source, group, just_below(id))
+      redis.call('XGROUP', 'SETID', of.source, group, of.last or of.start)
       of.refused = added.err
       return
     end
@@ -121,12 +111,14 @@ local function is_another(source, moved)
 end
 
 -- The group is not there: the first time, or it was destroyed, or the stream was deleted and came back.
-local function make_group(source, groups)
-  local start, moved, last = '0-0', redis.call('HGET', KEYS[2], source), last_id(source)
+local function make_group(of)
+  local source, start = of.source, '0-0'
+  local moved, last = redis.call('HGET', KEYS[2], source), last_id(source)
   if moved and not is_above(moved, last) and not is_another(source, moved) then start = moved end
   local made = redis.pcall('XGROUP', 'CREATE', source, group, start)
   if type(made) == 'table' and made.err then return nil, made.err end
-  redis.call('HSET', groups, group, start)
+  redis.call('HSET', of.groups, group, start)
+  of.start = start
   if start ~= moved or start == last then return 'made ' .. start end
   local first = first_id(source, '-', '+')
   if first and not is_above(first, moved) then return 'made ' .. start end
@@ -155,6 +147,7 @@ local function open(of)
   if type(saved) == 'table' and saved.err then return ends(of, 'REFUSED', saved.err) end
   if is_of_before(of.source) then return ends(of, 'BEFORE') end
   of.facts = group_of(of.source, group)
+  of.start = of.facts and of.facts['last-delivered-id']
   local gone = of.facts and count_cut(KEYS[4], of.source, of.facts) or 0 -- as far as nobody was told yet
   if gone > 0 then of.unread = 'unread ' .. gone end
 end
@@ -166,7 +159,7 @@ local function begin(of)
     redis.call('HDEL', of.groups, group)
     return ends(of, 'GONE')
   end
-  local made, words = make_group(of.source, of.groups)
+  local made, words = make_group(of)
   if not made then return ends(of, 'REFUSED', words) end
   of.made = made
 end

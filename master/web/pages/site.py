@@ -65,6 +65,7 @@ from usher.master.verbs.verbs import (
     LETTERS,
     TICKETS,
     VERBS,
+    Args,
     Ask,
     BulkJob,
     DelayedAsk,
@@ -124,10 +125,7 @@ def asked_place(name: str, fits: Callable[[str], object] = is_id) -> str:
 def read_why() -> str:
     """Return the reason that a form gives. Raises Problem 422, as the same over JSON does; so read it before anything
     is done."""
-    why = request.form.get("why", "").strip()[:LONGEST_REASON]
-    if not why.isprintable():
-        raise refused("the reason must be one line of text, without control characters")
-    return why
+    return read_model(Args, {"reason": request.form.get("why", "").strip()[:LONGEST_REASON]}).reason
 
 
 def read_form_text(name: str, most: int) -> str:
@@ -694,7 +692,6 @@ def _common() -> dict[str, Any]:
     number_of = len(found) + len(seen.get("groups", ()))
     counts = _counts(seen, number_of)
     is_ours, said = _SAID.loads_unsafe(request.args.get("said", ""))
-    theme = request.cookies.get("usher_theme")
     return {
         "role": role.value,
         "who": getattr(g, "who", ""),
@@ -705,7 +702,6 @@ def _common() -> dict[str, Any]:
         "signed_on": g.get("signed_on", ""),
         "nav": [(group, [(*page, counts.get(page[0], "")) for page in pages]) for group, pages in _NAV.items()],
         "troubles": number_of,
-        "theme": theme if theme in ("light", "dark") else "",
         "pulse": seen,
         "now_ms": wall_ms(),
         "said": said if is_ours else "",
