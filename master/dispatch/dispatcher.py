@@ -376,7 +376,7 @@ class Dispatcher(Service):
             return
         now = now_s()
         values, (seconds, micros) = self._link.all_of([("HMGET", self._keys.tickets, *names), ("TIME",)])
-        self.board.waits.learn_time(1000 * int(seconds) + int(micros) // 1000, now_s())
+        self.board.learn_time(1000 * int(seconds) + int(micros) // 1000, now_s())
         for name, value in zip(names, values, strict=True):
             if value is None:
                 self.board.clear_record(name)

@@ -277,7 +277,7 @@ class Takeover:
         stream, steps, board = self._stream, self._steps, self.board
         was_there = self._ensure_group(memory)
         steps.begin(is_new=not was_there)
-        board.waits.learn_time(redis_ms(self._link), now_s())
+        board.learn_time(redis_ms(self._link), now_s())
         span = span_of(self._link, self._keys.stream) or Span(None, ZERO)
         delivered = stream.last_delivered()
         again, lost = set_back(memory, delivered, span.last_generated) if was_there else (None, None)

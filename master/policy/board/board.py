@@ -12,6 +12,8 @@ are under ``master`` in Redis, and are read again from there, in order and a pag
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +42,6 @@ from usher.master.policy.board.tickets import (
     RunQueue,
     Standing,
     TicketMarks,
-    Waits,
     WorkPace,
 )
 from usher.master.policy.board.turns import FairQueue
@@ -78,7 +79,10 @@ class Board:
         self.over: set[bytes] = set()  # tickets of which nothing is left, and that may have a record
         self._shrunk: set[bytes] = set()  # tickets of which something in their record is over
         self._rewritten_s = 0.0
-        self.waits = Waits()
+        # A heap of the tickets that were given back until a time (owner word ``waits@<ms>``), by Redis' own clock.
+        self._waiting: list[tuple[int, int, BoardTicket]] = []
+        self._number = itertools.count().__next__
+        self._behind_ms = 0.0  # what to subtract from Redis' time for ours
         self.asked_back = Recalls(self._limiter.stays)
         # Tickets that may move and of which Redis knows more than memory; those of which nothing is worth having until
         # the rules change; and those for which it is read again, the lowest first: memory knows what these have up to
@@ -525,8 +529,9 @@ class Board:
                 ticket.standing = OPEN
                 if asked is not None:
                     self.asked_back.returned(asked)
-            else:
-                self.waits.begin(ticket, due_ms)
+            elif ticket.standing is not Standing.WAITING or ticket.until != due_ms:  # a former timer does nothing
+                ticket.standing, ticket.until = Standing.WAITING, due_ms
+                heapq.heappush(self._waiting, (due_ms, self._number(), ticket))
             self._park(ticket, self._not_hidden(ticket, sorted(ids, key=rank)))
             self._queue.add(ticket)
             return None
@@ -547,6 +552,10 @@ class Board:
         ticket.standing = OPEN
         self._queue.add(ticket)
         return None
+
+    def learn_time(self, redis_ms: int, now_s: float) -> None:
+        """Learn how far Redis' clock is ahead of ours: with each record that is read."""
+        self._behind_ms = redis_ms - 1000 * now_s
 
     def clear_record(self, name: bytes) -> None:
         """Follow the index, which has no record of the ticket: nothing of it is in processing."""
@@ -663,9 +672,11 @@ class Board:
         self.parked += len(ticket.parked) - count
 
     def _wake_due(self, now_s: float) -> None:
-        for ticket in self.waits.take_due(now_s):
-            ticket.standing = OPEN
-            self._finish(ticket)
+        while self._waiting and self._waiting[0][0] <= self._behind_ms + 1000 * now_s:
+            due_ms, _, ticket = heapq.heappop(self._waiting)
+            if ticket.standing is Standing.WAITING and ticket.until == due_ms:
+                ticket.standing = OPEN
+                self._finish(ticket)
 
     def _hide(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
         """Halt a ticket: from the lowest of ``ids`` on, only Redis keeps account of what is under ``master``."""
@@ -795,7 +806,8 @@ class Board:
         """Return when the next slowed or waiting ticket may go on, or tickets may be asked back; None: unless
         something happens, never."""
         held = map(self._limiter.tenant_due_s, self._fair.held) if self._fair is not None else ()
-        known = (self._limiter.next_due_s(), self.waits.next_due_s(), self.asked_back.next_due_s(), *held)
+        waiting_s = (self._waiting[0][0] - self._behind_ms) / 1000 if self._waiting else None
+        known = (self._limiter.next_due_s(), waiting_s, self.asked_back.next_due_s(), *held)
         return min((due_s for due_s in known if due_s is not None and due_s < math.inf), default=None)
 
     # ---- from other threads: what they see may be a moment old -------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tickets and consumers in memory; the tickets whose turn comes next, or that wait for a time. Pure.
+"""Tickets and consumers in memory, and the tickets whose turn comes next. Pure.
 
 A ticket is in memory only while something of it is in processing or parked:
 
@@ -18,8 +18,6 @@ HALTED          it waits for an operator: a dead letter (halt), or    redrive, d
 from __future__ import annotations
 
 import enum
-import heapq
-import itertools
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -286,33 +284,3 @@ class RunQueue:
             ticket.queued = False
             self.add(ticket)
         waiting.clear()
-
-
-class Waits:
-    """Timers of the tickets that were given back until a time (owner word ``waits@<ms>``), by Redis' own clock: its
-    distance to ours is learned with each record that is read."""
-
-    def __init__(self) -> None:
-        self._timers: list[tuple[int, int, BoardTicket]] = []  # a heap, by the time in ms
-        self._number = itertools.count().__next__
-        self._behind_ms = 0.0  # what to subtract from Redis' time for ours
-
-    def learn_time(self, redis_ms: int, now_s: float) -> None:
-        self._behind_ms = redis_ms - 1000 * now_s
-
-    def begin(self, ticket: BoardTicket, due_ms: int) -> None:
-        """Let a ticket wait until then. One whose wait has changed keeps its former timer, which does nothing."""
-        if ticket.standing is not Standing.WAITING or ticket.until != due_ms:
-            ticket.standing, ticket.until = Standing.WAITING, due_ms
-            heapq.heappush(self._timers, (due_ms, self._number(), ticket))
-
-    def take_due(self, now_s: float) -> list[BoardTicket]:
-        due: list[BoardTicket] = []
-        while self._timers and self._timers[0][0] <= self._behind_ms + 1000 * now_s:
-            due_ms, _, ticket = heapq.heappop(self._timers)
-            if ticket.standing is Standing.WAITING and ticket.until == due_ms:
-                due.append(ticket)
-        return due
-
-    def next_due_s(self) -> float | None:
-        return (self._timers[0][0] - self._behind_ms) / 1000 if self._timers else None
