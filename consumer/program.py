@@ -67,13 +67,13 @@ def name_what_ran(settings: WorkSettings) -> list[str]:
 
 def tell_what_ran(settings: WorkSettings, redis_url: str, path: Path, is_from_outside: bool, by_itself: bool) -> None:
     """Report what the holder of a name lock that we hold now was running when it ended, as its journal says, if it left
-    one, and how it ended (``Former``); then remove the journal. Raises what ``Link.call`` raises."""
+    one, and how it ended (``Former``); then remove it. Raises what ``Link.call`` raises."""
     former = read_journal(path, origin(settings))
     if former is not None:
         former = former._replace(is_from_outside=is_from_outside, by_itself=by_itself)
         report_crash(redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
-    with contextlib.suppress(OSError):
-        path.unlink()
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def messages_at_once(calls: int, batch: BatchOptions | None) -> int:

@@ -16,9 +16,9 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 import orjson
@@ -29,7 +29,7 @@ from usher.common.base.log import configure, redacted
 from usher.common.http.serve import Liveness, WorkerEnds, leave, listen, serve, url_of
 from usher.common.http.tls import server_tls
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.registration import BESIDE, RETRYING_HEADER, Registration
+from usher.common.protocol.registration import BESIDE, NAME, RETRYING_HEADER, Registration
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.redis.locate import (
@@ -118,8 +118,8 @@ class OwnMaster(MasterClient):
 
 class Neighbours(Service):
     """Service that starts the embedded Redis again, should it be killed; and, while this process leads, ends the leases
-    of those who were killed with the whole of their program on this machine: their name locks are free, and nobody
-    listens at their ports. A worker that its arbiter starts again proves that itself."""
+    of those who were killed with the whole of their program on this machine. A worker that its arbiter starts again
+    proves that itself, and knows how the last one ended."""
 
     name = "neighbours"
 
@@ -130,25 +130,37 @@ class Neighbours(Service):
 
     def run_once(self) -> float:
         _revive(self._settings)
-        leading, keys = self._master.leading, self._master.place.keys
+        leading = self._master.leading
         for member in list(leading.roster.members.values()) if leading.dispatcher.leads else ():
-            one = member.registration
-            lock = NameLock(self._settings.state_folder, one.name)
-            with held_after(lock.path, one.lock) as is_over:
-                if member.alive and is_over and not _is_served(one.health_url):
-                    tell_what_ran(self._settings, self._redis_url, journal_beside(lock), False, False)
-                    self._link.call("PEXPIRE", keys.lease(one.incarnation), 1)  # whoever leads: it is dead
-                    leading.roster.wake()
+            if member.alive and NAME.fullmatch(member.registration.name):
+                self._look(member.registration)
         return _LOOK_S
 
+    def _look(self, one: Registration) -> None:
+        lock = NameLock(self._settings.state_folder, one.name)
+        with contextlib.suppress(OSError):  # it is held, or of another machine
+            with _life_of(lock).open("rb+") as program:
+                fcntl.flock(program, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with held_after(lock.path, one.lock) as is_over:
+                if is_over:
+                    tell_what_ran(self._settings, self._redis_url, journal_beside(lock), False, False)
+                    self._link.call("PEXPIRE", self._master.place.keys.lease(one.incarnation), 1)  # whoever leads
+                    self._master.leading.roster.wake()
 
-def _is_served(url: str) -> bool:
-    place = urlsplit(url)
-    try:
-        socket.create_connection((place.hostname, place.port or 80), _LOOK_S).close()
-    except OSError as refused:
-        return not isinstance(refused, ConnectionRefusedError)
-    return True
+
+def _life_of(lock: NameLock) -> Path:
+    return lock.path.with_suffix(".program")
+
+
+@contextlib.contextmanager
+def _shown_alive(settings: RunSettings) -> Iterator[None]:
+    """Hold a lock that is free when the arbiter and all its workers, which inherit it, are gone."""
+    path = _life_of(NameLock(settings.state_folder, settings.consumer_name))
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        with contextlib.suppress(OSError):  # of a child that the last one left behind: who is killed is missed later
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 class RunProgram:
@@ -210,7 +222,7 @@ def run(flags: dict[str, Any], spec: str | None) -> None:
     settings = _named(settings, listener.getsockname()[1])
     configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
     check_handler(settings.handler)
-    with redis_of(settings) as redis_url:
+    with _shown_alive(settings), redis_of(settings) as redis_url:
         log_doctor_findings(redis_url, Keys(settings.work_stream, settings.group))
         template = Template()
         ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
@@ -231,6 +243,7 @@ async def running(handle: Callable[..., Any], **settings: str) -> AsyncIterator[
     with contextlib.ExitStack() as stack:
         here = {"advertise_url": f"http://{socket.gethostname()}/process-{os.getpid()}"}  # where nobody listens
         given = _named(load(RunSettings, os.environ, here | settings | {"handler": handler}), os.getpid())
+        stack.enter_context(_shown_alive(given))
         redis_url = await asyncio.to_thread(stack.enter_context, redis_of(given))
         stack.callback((template := Template()).end)
         program = await asyncio.to_thread(RunProgram, given, redis_url, WorkerEnds(), template)

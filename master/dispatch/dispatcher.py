@@ -47,6 +47,8 @@ _PLANS_PER_TURN = 4
 _PAUSE_PER_LOOK = 9.0
 #: Records that are not up to date wait so long for a turn that hands something over.
 _RECORDS_S = 0.25
+#: Entries whose bodies are looked for at a time.
+_BODIES = 100
 
 
 class Dispatcher(Service):
@@ -407,11 +409,16 @@ class Dispatcher(Service):
         assert self._steps is not None
         pending, now = set(self._stream.pending_of(owner)), now_s()
         missing = {name: [one for one in ids if one not in pending] for name, ids in self.board.looked_at(names, now)}
-        over, bodiless = self._steps.pending_for_nobody(list(chain.from_iterable(missing.values())))
-        self.board.free(owner, [(name, [one for one in ids if one in over]) for name, ids in missing.items()], now)
-        if asked := self.board.held(name for name, ids in missing.items() if not bodiless.isdisjoint(ids)):
+        owners, there = self._steps.owners_of(list(chain.from_iterable(missing.values()))), set[bytes]()
+        alone = [one for one, owner in owners.items() if owner is None]
+        for at in range(0, len(alone), _BODIES):
+            bodies = self._link.all_of([("XRANGE", self._keys.stream, one, one) for one in alone[at : at + _BODIES]])
+            there.update(found[0][0] for found in bodies if found)
+        gone, elsewhere = {*alone} - there, owners.keys() - alone
+        self.board.free(owner, [(name, [one for one in ids if one in there]) for name, ids in missing.items()], now)
+        if asked := self.board.held(name for name, ids in missing.items() if not gone.isdisjoint(ids)):
             self._steps.recall(owner, asked)
-        self.board.doubt(name for name, ids in missing.items() if {*ids} - over - bodiless)
+        self.board.doubt(name for name, ids in missing.items() if not elsewhere.isdisjoint(ids))
 
     # ---- 6: hand-over ------------------------------------------------------------------------------------------------
 

@@ -47,8 +47,6 @@ _MOST_NOTES = 10_000
 #: Number of entries to read above which the size of the newest one is asked for, and of those handed over above which
 #: their bodies come along at the first try only.
 _MANY = 64
-#: Entries whose bodies are looked for at a time.
-_BODIES = 100
 #: So often a turn is tried again that others have stopped by changes which do not concern it.
 _TRIES = 5
 _NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
@@ -534,20 +532,11 @@ class LeaderScripts:
         found = self._link.all_of(asked) if asked else ()
         return {one: rows[0][1] if rows else None for one, rows in zip(ids, found, strict=True)}
 
-    def pending_for_nobody(self, ids: Sequence[bytes]) -> tuple[set[bytes], set[bytes]]:
-        """Part those of these entries that are pending for nobody: first, those that are over; then those without a
-        body, which are over too, or Redis >= 7 has dropped them at a claim (renew, sweep) while they ran."""
-        alone = [one for one, owner in self.owners_of(ids).items() if owner is None]
-        over = set[bytes]()
-        for at in range(0, len(alone), _BODIES):
-            asked = [("XRANGE", self._keys.stream, one, one) for one in alone[at : at + _BODIES]]
-            over.update(found[0][0] for found in self._link.all_of(asked) if found)
-        return over, {*alone} - over
-
     def left_behind(self, incarnation: str, held: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[tuple[bytes, bytes]]:
         """Look for what a dead incarnation, whose list is empty, had in processing, by ticket, and did not come back.
         Return (id, ticket) of what somebody has taken to ``master`` by hand: it must be known before anything later of
-        the ticket is planned. What nobody has is over, or becomes a dead letter: Redis >= 7 has dropped it."""
+        the ticket is planned. What nobody has is over, or becomes a dead letter: its body is gone, and Redis >= 7 has
+        dropped it at a claim (renew, sweep) while its owner lived."""
         left = [(one, ticket) for ticket, ids in held for one in ids]
         owners = self.owners_of([one for one, _ in left])
         gone = [Rejected(*entry, "body_gone") for entry in left if not owners[entry[0]]]

@@ -367,38 +367,26 @@ class Takeover:
             time.sleep(_LOOK_S)
 
     def _load_index(self, read_up_to: bytes) -> set[str]:
-        """Put every record on the board, as far as the pending list bears it out, or Redis has dropped what ran (then
-        it runs on, or its owner is dead and left it behind); no entry that comes as new is up to ``read_up_to``. Return
-        the owners that do not live."""
-        dead, now, last_read = set[str](), now_s(), rank(read_up_to)
-        records: list[tuple[bytes, TicketRecord]] = []
+        """Put every record on the board, as far as the pending list bears it out; no entry that comes as new is up to
+        ``read_up_to``. Return the owners that do not live."""
+        dead = set()
+        now, last_read = now_s(), rank(read_up_to)
         pending: dict[bytes, set[bytes]] = {}
-        missing: list[bytes] = []
-        for number, (ticket, found) in enumerate(self._stream.records()):
+        for number, (ticket, record) in enumerate(self._stream.records()):
             if number % _TAKEN_IN == 0:
                 self._made_progress()
-            record = found or unreadable(ticket)
-            records.append((ticket, record))
-            if not is_given_back(record.owner) and record.owner != HALTED:
-                if record.owner not in pending:
-                    pending[record.owner] = set(self._stream.pending_of(record.owner))
-                missing += [one for one in record.ids if one not in pending[record.owner]]
-        bodiless = set[bytes]()
-        for at in range(0, len(missing), _TAKEN_IN):
-            bodiless |= self._steps.pending_for_nobody(missing[at : at + _TAKEN_IN])[1]
-            self._made_progress()
-        for ticket, (owner, fence, ids) in records:
+            owner, fence, ids = record or unreadable(ticket)
             if is_given_back(owner):
                 # Entries that come as new are not parked under ``master``.
                 ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
-            elif owner in pending:
-                ids = [entry_id for entry_id in ids if entry_id in pending[owner] or entry_id in bodiless]
+            elif owner != HALTED:
+                if owner not in pending:
+                    pending[owner] = set(self._stream.pending_of(owner))
+                ids = [entry_id for entry_id in ids if entry_id in pending[owner]]
                 if not ids:
                     self.board.over.add(ticket)
                     continue
-            # Of a living one that is asked at once about what may be over (reconciler): a successor must not miss it.
-            compared_s = now if bodiless.isdisjoint(ids) else 0.0
-            to_recover = self.board.set_record(ticket, owner, fence, ids, compared_s)
+            to_recover = self.board.set_record(ticket, owner, fence, ids, now)
             if to_recover is not None:
                 dead.add(to_recover)
         return dead

@@ -43,37 +43,6 @@ def test_a_message_whose_body_is_deleted_has_a_letter_also_when_its_owner_dies_b
     assert [(letter[b"usher-id"], letter[b"usher-reason"]) for letter in stage.world.dead()] == [(first, b"body_gone")]
 
 
-@pytest.mark.parametrize("dies", [False, True])
-def test_what_was_dropped_while_it_ran_is_not_forgotten_with_the_leader(stage: Stage, dies: bool) -> None:
-    """The index alone knows of it: nothing later of its ticket may run beside it, and it has a letter if it is lost."""
-    former, a = stage.leader(), stage.consumer("a")
-    [first] = stage.send(T)
-    former.settle()
-    a.read()
-    run = a.start()
-    assert run is not None
-    stage.world.make_idle(a.name, LEASE_MS, first)
-    stage.world.delete(first)
-    a.steps.renew(LEASE_MS)
-    former.crash()
-    stage.end_lead()
-    if dies:
-        stage.end_lease(a)
-        a.crash()
-    else:
-        a.begin_drain()
-    m, b = stage.leader("m2"), stage.consumer("b")
-    [second] = stage.send(T)
-    stage.finish(m, [b])
-    if not dies:
-        assert stage.history.ids(T) == [first], "its owner has it"
-        run.succeed()
-        stage.finish(m, [a, b])
-    assert (stage.history.ids(T), stage.history.overlaps) == ([first, second], [])
-    letters = [(letter[b"usher-id"], letter[b"usher-reason"]) for letter in stage.world.dead()]
-    assert letters == ([(first, b"body_gone")] if dies else [])
-
-
 def test_who_is_lost_is_found_though_redis_was_busy_when_it_was_asked(stage: Stage) -> None:
     """The roster says that a consumer is lost, and whether its lease has ended Redis cannot tell just then."""
     m, a, b = stage.leader(), stage.consumer("a"), stage.consumer("b")

@@ -527,14 +527,14 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(7200)
-def test_the_promise_is_kept_whatever_happens(any_redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_promise_is_kept_whatever_happens(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "usher.master.dispatch.stream_cursor._SAVE_POSITION_S", 0.0
     )  # a turn must not depend on the clock: examples are run again
     is_long = settings.get_current_profile_name() == "long"  # registered in tests/conftest.py
     size = settings.default if is_long else settings(max_examples=25, stateful_step_count=40)
     run_state_machine_as_test(
-        lambda: ProtocolMachine(any_redis_url),
+        lambda: ProtocolMachine(redis_url),
         settings=settings(size, deadline=None, suppress_health_check=list(HealthCheck)),
     )
 

@@ -19,7 +19,7 @@ at_full_memory(KEYS[3])
 local function note_error(id, error, traceback)
   local known = redis.call('HGET', KEYS[5], id)
   if kept >= MOST_ERRORS and not known then return end
-  local first = string.match(known or '', '("since_ms":[1-9]%d*})$') -- the first failure stays the first
+  local first = string.match(known or '', '"alike":0,("since_ms":[1-9]%d*})$') -- the first failure stays the first
   if first and string.find(error, '"alike":0,', 1, true) then error = string.gsub(error, '"since_ms":%d+}$', first) end
   if kept >= WITH_TRACEBACK then traceback = '' end
   kept = kept + redis.call('HSET', KEYS[5], id, error)
