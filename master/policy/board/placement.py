@@ -43,8 +43,7 @@ class Affinity:
     so that a restarted consumer gets its tickets back."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(sorted(set(names)))
-        self._ring = sorted((_place(name), name) for name in self._names) if len(self._names) > _LOOKED_AT else []
+        self._ring = sorted((_place(name), name) for name in set(names))
         self._ranked: dict[int, Sequence[str]] = {}
 
     def ranking(self, ticket: bytes) -> Sequence[str]:
@@ -56,16 +55,10 @@ class Affinity:
         slot = zlib.crc32(ticket) % _SLOTS
         ranked = self._ranked.get(slot)
         if ranked is None:
-            best = heapq.nlargest(_RANKED, self._candidates(slot), key=lambda name: _score(slot, name))
-            ranked = self._ranked[slot] = best
+            at = bisect.bisect(self._ring, (_place(f"slot {slot}"), ""))
+            near = [name for _, name in (self._ring[at:] + self._ring[:at])[:_LOOKED_AT]]
+            ranked = self._ranked[slot] = heapq.nlargest(_RANKED, near, key=lambda name: _score(slot, name))
         return ranked
-
-    def _candidates(self, slot: int) -> Sequence[str]:
-        if not self._ring:
-            return self._names
-        at = bisect.bisect(self._ring, (_place(f"slot {slot}"), ""))
-        beyond_end = max(0, at + _LOOKED_AT - len(self._ring))
-        return [name for _, name in self._ring[at : at + _LOOKED_AT] + self._ring[:beyond_end]]
 
 
 class OpenConsumers:
