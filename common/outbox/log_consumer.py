@@ -65,7 +65,6 @@ _RECALLED = 10_000
 #: Most uids in one question: a statement takes some ten thousand values.
 _ASKED_AT_ONCE = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_TOLD_EVERY_S = 60.0
 #: Redis stands still, and both sides hold the whole reply: a few entries show how large they are, and a read ends with
 #: about so many bytes.
 _ENOUGH_BYTES = 4 * 1024 * 1024
@@ -294,12 +293,12 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
         of it is stored.
 
         Trouble with Redis or the database is waited out, also a statement that was ended for taking too long
-        (PostgreSQL's statement_timeout); while it lasts it is logged once a minute.
+        (PostgreSQL's statement_timeout); while it lasts it is logged about once a minute.
 
         Raises LogLost, OutboxMisused for a state that is no JSON and for an ``async def``, and whatever ``handle``
         raises.
         """
-        failures, told_s = 0, 0.0
+        failures = 0
         with UntilSignal() as until:
             while not (until.came or stop()):
                 try:
@@ -307,8 +306,7 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
                     failures = 0
                 except (RedisTrouble, SqlTrouble) as trouble:
                     failures += 1
-                    if failures == 1 or time.monotonic() >= told_s + _TOLD_EVERY_S:
-                        told_s = time.monotonic()
+                    if failures % 60 == 1:  # a try a second
                         about: dict[str, Any] = {"name": self._name, "failures": failures, "problem": str(trouble)}
                         event("log_consumer_retrying", level=WARNING, **about)
                     time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, CHANCE)))
