@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import mmap
 import os
 import signal
 import sys
@@ -25,8 +26,8 @@ from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.fork_guard import end_with_parent
 from usher.common.runtime.settings import load, options
 from usher.consumer.handlers.loader import load_handler
-from usher.consumer.incarnation import master_client
 from usher.consumer.isolation.process import Template
+from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.program import ConsumerProgram, name_what_ran
 from usher.consumer.settings import ConsumerSettings
 
@@ -46,7 +47,8 @@ def main(flags: dict[str, Any]) -> None:
     check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
     template = Template()
     ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
-    of_process = leave, partial(leave, for_good=True), ends, template, partial(master_client, settings)
+    masters = MasterClient(settings.master_urls.split(","), settings.api_token, settings.tls_ca)
+    of_process = leave, partial(leave, for_good=True), ends, template, masters
     program = partial(ConsumerProgram, settings, redis_url, *of_process)
     tls = server_tls(settings.tls_cert, settings.tls_key)
     for late in ("psutil", "prometheus_client", "urllib3", "usher.consumer.web"):
@@ -63,7 +65,7 @@ def check_handler(
     forked. ``check`` is called all the time, and may raise, which ends it. ``environ``: what the programs will have in
     their environment. Raises HandlerUnusable.
     """
-    reader, writer = os.pipe()
+    said = mmap.mmap(-1, 60_000)  # which the child shares
     child = os.fork()
     if child == 0:
         problem = _FINE
@@ -78,11 +80,10 @@ def check_handler(
             problem = str(unusable)
         except BaseException as ended:
             problem = f"USHER_HANDLER={spec} ended the process while it was imported: {format_error(ended)}"
-        os.write(writer, problem.encode("utf-8", "backslashreplace")[:60_000])
+        said.write(problem.encode("utf-8", "backslashreplace")[: len(said)])
         os._exit(0)
-    os.close(writer)
     try:
-        problem, code = _word_of(child, reader, START_S, check)
+        code = _code_of(child, START_S, check)
     finally:  # also what the module has started
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
@@ -90,6 +91,7 @@ def check_handler(
             if os.waitpid(child, os.WNOHANG) == (0, 0):  # it may not have had its own group yet
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
+    problem = said[:].rstrip(b"\0").decode(errors="replace")
     if code == -signal.SIGABRT and not problem:
         raise HandlerUnusable(
             f"USHER_HANDLER={spec}: its module was not imported within {START_S:.0f} s, or aborted; the lines above say"
@@ -103,23 +105,18 @@ def check_handler(
         raise HandlerUnusable(problem)
 
 
-def _word_of(child: int, reader: int, most_s: float, check: Callable[[], None]) -> tuple[str, int]:
-    """Return everything that the child wrote before it ended, and its exit code; end it after ``most_s``. Do not wait
-    for the end of file: processes that the module has forked live on and keep the pipe open."""
-    said, ends_s, signals = b"", time.monotonic() + most_s, iter((signal.SIGABRT, signal.SIGKILL))
-    os.set_blocking(reader, False)
-    with os.fdopen(reader, "rb", buffering=0) as told_by_child:
-        while True:
-            check()
-            ended, status = os.waitpid(child, os.WNOHANG)  # before the read: all that it wrote is in the pipe then
-            while chunk := told_by_child.read(65_536):
-                said += chunk
-            if ended:
-                return said.decode(errors="replace"), os.waitstatus_to_exitcode(status)
-            if time.monotonic() > ends_s and (number := next(signals, None)) is not None:
-                os.kill(child, number)
-                ends_s += 1.0
-            time.sleep(_STEP_S)
+def _code_of(child: int, most_s: float, check: Callable[[], None]) -> int:
+    """Return the child's exit code; end it after ``most_s``."""
+    ends_s, signals = time.monotonic() + most_s, iter((signal.SIGABRT, signal.SIGKILL))
+    while True:
+        check()
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > ends_s and (number := next(signals, None)) is not None:
+            os.kill(child, number)
+            ends_s += 1.0
+        time.sleep(_STEP_S)
 
 
 if __name__ == "__main__":

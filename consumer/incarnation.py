@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
 from usher.common.base.clock import anchor, now_s
 from usher.common.base.errors import OwnershipLost, RedisTrouble, ServerChanged
 from usher.common.base.log import ERROR, WARNING, event
@@ -24,7 +22,6 @@ from usher.common.protocol.run_log import Ran
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link, SameServer
 from usher.common.redis.replies import Order
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import call_in_children
 from usher.common.runtime.service import Service, stalled
 from usher.consumer.execution.acker import Acker
@@ -34,7 +31,7 @@ from usher.consumer.execution.executor import Beside, Executor
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.reporter import Reporter
-from usher.consumer.execution.watchdog import Watchdog, stacks
+from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.loader import Handler, with_spans
 from usher.consumer.handlers.message import Message, OwnLease, message_type
@@ -42,12 +39,12 @@ from usher.consumer.isolation.process import ProcessSpec, Template
 from usher.consumer.isolation.worker import SuspectWorker, most_children
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.lease import Heartbeat, LeaseGuard, Taken
-from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
+from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
 from usher.consumer.policy.acks import linger
 from usher.consumer.policy.outcome import RetryPolicy
-from usher.consumer.settings import ConsumerSettings, WorkSettings
+from usher.consumer.settings import WorkSettings
 
 
 class Orders:
@@ -128,14 +125,11 @@ class Orders:
 
     def _cancel(self, order: Order, start_us: int = 0) -> bool:
         """Cancel the run; only the one that began at ``start_us``, if that is given."""
-        with self._lanes.lock:  # before what runs: a child that ends in between is not this process
-            lane = self._lanes.by_ticket.get(order.ticket)
-            is_apart = lane is not None and lane.apart
         running = self._journal.running(order.ticket)
         runs = [one for one in running if one.stream_id == order.id and start_us in (0, one.start_us)]
         if not runs:
             return False
-        if is_apart:
+        if runs[0].is_apart:
             self._executor.cancelled.add(order.id)
         else:
             self._ending.end(runs, "an operator cancelled a run", ENDED)
@@ -172,60 +166,60 @@ class Drain:
         reader: InboxReader,
         acker: Acker,
         lease_ms: int,
-        deregister: Callable[[], bool] | None = None,
     ) -> None:
         self._steps = steps
-        self._deregister = deregister or steps.deregister
-        self._is_marked = self._reader_ended = self._is_read = False
+        self.is_over = False  # we have deregistered, or are about to
         self._given_back = 0
         self._lanes = lanes
         self._reader = reader
         self._acker = acker
         self._lease_ms = lease_ms
 
-    def run(self, grace_s: float, say_goodbye: Callable[[], None]) -> bool:
-        """Drain for up to ``grace_s`` seconds, then tell a master. Return whether nothing of us is left, and we have
-        deregistered. Never raises: the end of the lease settles what cannot be done here."""
+    def run(self, grace_s: float) -> bool:
+        """Drain for up to ``grace_s`` seconds. Return whether nothing of us is left, and we have deregistered. Never
+        raises: the end of the lease settles what cannot be done here."""
         until_s = now_s() + max(grace_s, _LEAST_DRAIN_S)
         self._lanes.pause()
         self._acker.hurry()
-        clean = False
-        trouble = ""
-        while not clean:
+        left, trouble = [self._take_no_more, self._end_reader, self._leave], ""
+        while left:
             try:
-                clean = self._step()
+                if left[0]():
+                    del left[0]
+                    continue
             except RedisTrouble as problem:  # not yet: every step may be taken again
                 trouble = str(problem)
             except (OwnershipLost, ServerChanged, CommandRefused) as problem:
                 trouble = str(problem)
                 break
-            if clean or now_s() >= until_s:
+            if now_s() >= until_s:
                 break
             time.sleep(_DRAIN_LOOK_S)
         facts: dict[str, Any] = {"given_back": self._given_back, "still_running": self._lanes.running}
         trouble = trouble or self._acker.trouble or "none"
-        event("consumer_drained", clean=clean, trouble=trouble, **facts)
-        say_goodbye()
-        return clean
+        event("consumer_drained", clean=not left, trouble=trouble, **facts)
+        return not left
 
-    def _step(self) -> bool:
-        if not self._is_marked:
-            self._steps.drain(self._lease_ms)
-            self._is_marked = True
-        self._read_the_rest()  # again and again: orders still come
+    def _take_no_more(self) -> bool:
+        self._steps.drain(self._lease_ms)
+        return True
+
+    def _end_reader(self) -> bool:
+        self._reader.stop()
+        if not self._reader.join(_DRAIN_LOOK_S):
+            raise RedisTrouble("the reader has not ended yet")
+        # ``stop`` broke its connection, which a thread that was not waiting on it has not noticed.
+        self._reader.close()
+        return True
+
+    def _leave(self) -> bool:
+        self._reader.read_rest()  # again and again: orders still come
         self._given_back += self._acker.give_all_back()
-        return self._is_read and not self._lanes.running and self._acker.is_flushed and self._deregister()
-
-    def _read_the_rest(self) -> None:
-        if not self._reader_ended:
-            self._reader.stop()
-            if not self._reader.join(_DRAIN_LOOK_S):
-                raise RedisTrouble("the reader has not ended yet")
-            # ``stop`` broke its connection, which a thread that was not waiting on it has not noticed.
-            self._reader.close()
-            self._reader_ended = True
-        self._reader.read_rest()
-        self._is_read = True
+        if self._lanes.running or not self._acker.is_flushed:
+            return False
+        self.is_over = True
+        self.is_over = self._steps.deregister()
+        return self.is_over
 
 
 class Incarnation:
@@ -245,7 +239,7 @@ class Incarnation:
         on_lost: Callable[..., None],
         metrics: Metrics,
         template: Template,
-        masters: Callable[[str | None], MasterClient],
+        masters: MasterClient,
     ) -> None:
         anchor()
         self._settings, self._redis_url, self._registration = settings, redis_url, taken.registration
@@ -254,14 +248,13 @@ class Incarnation:
         self._same_server = SameServer(on_lost)
         self._keys = keys = Keys(settings.work_stream, settings.group)
         self.name = taken.registration.incarnation
-        self.is_over = False
         self._journal = journal
         self._on_lost = on_lost
         slots, is_strict = settings.concurrency, settings.ack_mode == "strict"
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
         self.lanes = lanes = Lanes(settings.marks, parse_weights(settings.tenant_weights))
         self.reporter = self.reporter_type(
-            masters(taken.leader_url),
+            masters,
             self.name,
             taken.registration.slots,
             settings.capacity,
@@ -286,19 +279,18 @@ class Incarnation:
         self.heartbeat = Heartbeat(self.steps("beat", max(0.2, taken.lease_s / 3)), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
         self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, slots)
-        self._event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
+        event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
         self.pool += self._suspect_workers(template)
         looks = lambda: (self.executor.ended, lanes.running), self.executor.look
-        self.watch = Watchdog(self.executor.running, ending, limit_s, self._event_loop, *looks)
+        self.watch = Watchdog(ending, limit_s, event_loop, *looks)
         self._drain_steps = self.steps("drain")
         lease_ms = int(taken.lease_s * 1000)
-        self._drain = Drain(self._drain_steps, lanes, self.reader, self.acker, lease_ms, self._deregister)
-        self._goodbye = masters(taken.leader_url)
+        self.drain = Drain(self._drain_steps, lanes, self.reader, self.acker, lease_ms)
 
     def steps(self, role: str, timeout_s: float = 5.0) -> OwnerScripts:
         """Return the owner's scripts over a connection of their own."""
         link = Link(self._redis_url, f"consumer:{self.name}:{role}", timeout_s, self._same_server)
-        return OwnerScripts(ScriptRunner(link), self._keys, self._registration)
+        return OwnerScripts(link, self._keys, self._registration)
 
     def _make_reader(self, is_batch: bool, ending: ProcessEnding) -> InboxReader:
         settings, steps = self._settings, self.steps("read")
@@ -310,10 +302,6 @@ class Incarnation:
         reader.message_type.runner = None if is_batch else self.executor
         reader.on_order = Orders(self.executor, self._journal, ending, steps).obey
         return reader
-
-    def stacks(self) -> dict[bytes, str]:
-        """Return where the handlers stand that run in this process, by message."""
-        return stacks(self._event_loop.calls if self._event_loop is not None else {})
 
     def _suspect_workers(self, template: Template) -> list[Service]:
         settings = self._settings
@@ -363,7 +351,7 @@ class Incarnation:
     def stop(self, grace_s: float) -> None:
         """Drain for up to ``grace_s`` seconds, then end every thread, without waiting for threads that are still in a
         handler. While there are any, the lease guard stays: it ends the process before another owner may start."""
-        is_clean = self._drain.run(grace_s, self._say_goodbye)
+        is_clean = self.drain.run(grace_s)
         self._journal.explain()  # we cut off what still runs
         ending = [service for service in reversed(self.services) if is_clean or service is not self.guard]
         for service in ending:
@@ -375,7 +363,6 @@ class Incarnation:
             self._journal.remove()
         self.reader.close()
         self._drain_steps.link.close()
-        self._goodbye.close()
 
     def _is_flushed(self) -> bool:
         """Have all that has ended written at once, and return whether it is."""
@@ -390,11 +377,6 @@ class Incarnation:
     def _ring(self, letter: Letter) -> None:
         self.bell.ring(letter.ticket, letter.id, letter.reason, letter.error_type, letter.attempts, letter.policy)
 
-    def _deregister(self) -> bool:
-        self.is_over = True
-        self.is_over = self._drain_steps.deregister()
-        return self.is_over
-
     def _works(self) -> bool:
         """Return whether all parts live and the reader makes progress; the lease is renewed only then. Paused lanes
         mean a drain, which stops the reader itself."""
@@ -404,12 +386,6 @@ class Incarnation:
         return self.lanes.paused or (
             self.reader.alive and last is not None and now_s() - last < self.reader.stalls_after_s
         )
-
-    def _say_goodbye(self) -> None:
-        try:
-            self._goodbye.post("/api/consumers/deregister", orjson.dumps({"incarnation": self.name}))
-        except MasterUnavailable as nobody:
-            event("deregister_failed", level=WARNING, why=str(nobody))
 
 
 def kinds_of(marks: MarkFields, kind_of: Callable[[Message], object]) -> Callable[[Message], list[object]]:
@@ -436,10 +412,3 @@ def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:
     if handler.is_async:
         return [AsyncPool(executor, handler.call, slots)]
     return [LaneWorker(number, executor, handler.call) for number in range(slots)]
-
-
-def master_client(settings: ConsumerSettings, leader_url: str | None) -> MasterClient:
-    client = MasterClient(settings.master_urls.split(","), settings.api_token, settings.tls_ca)
-    if leader_url is not None:
-        client.prefer(leader_url)
-    return client

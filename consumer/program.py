@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from usher.common.base.clock import now_s
-from usher.common.base.extras import Late
 from usher.common.base.log import WARNING, event
 from usher.common.http.serve import LEAST_SILENCE_S, Liveness, WorkerEnds, url_of
 from usher.common.observability.metrics import Metrics, of_handlers
@@ -39,8 +38,6 @@ from usher.consumer.settings import WorkSettings
 
 if TYPE_CHECKING:
     from flask import Flask
-
-psutil: Any = Late("psutil")
 
 #: A process without a lease may be silent for this long.
 _UNREGISTERED_S = 10.0
@@ -68,6 +65,17 @@ def name_what_ran(settings: WorkSettings) -> list[str]:
     return told if len(ran) == len(told) else [f"{len(ran) - len(told)} more", *told]
 
 
+def tell_what_ran(settings: WorkSettings, redis_url: str, path: Path, is_from_outside: bool, by_itself: bool) -> None:
+    """Report what the holder of a name lock that we hold now was running when it ended, as its journal says, if it left
+    one, and how it ended (``Former``); then remove it. Raises what ``Link.call`` raises."""
+    former = read_journal(path, origin(settings))
+    if former is not None:
+        former = former._replace(is_from_outside=is_from_outside, by_itself=by_itself)
+        report_crash(redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 def messages_at_once(calls: int, batch: BatchOptions | None) -> int:
     return calls * (batch.most if batch is not None else 1)
 
@@ -83,11 +91,10 @@ class ConsumerProgram:
         give_up: Callable[[str], None],
         ends: WorkerEnds,
         template: Template,
-        masters: Callable[[str | None], MasterClient],
+        masters: MasterClient,
     ) -> None:
         """Make the program. ``leave`` ends this process, so that a new one is started; ``give_up`` ends the program;
-        ``ends``: how the process before it ended; ``template``: forks the processes of suspects; ``masters``
-        makes a client that asks this leader first."""
+        ``ends``: how the process before it ended; ``template``: forks the processes of suspects."""
         self._ends = ends
         self._template = template
         self.settings = settings
@@ -132,7 +139,7 @@ class ConsumerProgram:
         event("consumer_starting", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
         self._registrar = Registrar(
             lambda: self._ask(health_url),
-            self._masters(None),
+            self._masters,
             self._begin,
             self._tell_of_former,
             self._give_up,
@@ -143,15 +150,10 @@ class ConsumerProgram:
         """Report what the former process of our name was running when it ended, if it left a journal. Do it as soon as
         we hold its lock, and once: then the journal is removed, or our successor would report it again if we end before
         we begin our own."""
-        settings, path = self.settings, None if self._former_is_told else self._journal_path()
+        path = None if self._former_is_told else self._journal_path()
         if path is None:
             return
-        former = read_journal(path, origin(self.settings))
-        if former is not None:
-            former = former._replace(is_from_outside=self._ends.is_from_outside, by_itself=self._ends.is_by_itself)
-            report_crash(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
-        with contextlib.suppress(OSError):
-            path.unlink()
+        tell_what_ran(self.settings, self._redis_url, path, self._ends.is_from_outside, self._ends.is_by_itself)
         self._former_is_told = True
 
     def _journal_path(self) -> Path | None:
@@ -216,7 +218,7 @@ class ConsumerProgram:
         others may have its tickets already. The successor of this process takes the name anew. Unless it
         ``is_explained``, what runs is suspected, as in a crash."""
         incarnation = self.incarnation
-        if incarnation is not None and incarnation.is_over:
+        if incarnation is not None and incarnation.drain.is_over:
             return
         if self.journal is not None and is_explained:
             self.journal.explain()
@@ -241,23 +243,6 @@ class ConsumerProgram:
         return Health(reasons if incarnation.lease.holds() else (*reasons, "the lease has ended"), warnings)
 
     def facts(self) -> dict[str, Any]:
-        incarnation = self.incarnation
-        facts: dict[str, Any] = {
-            "role": "consumer",
-            "name": self.settings.consumer_name,
-            "handler": self.settings.handler,
-            "code": self.code,
-        }
-        if incarnation is not None:
-            tickets, messages = incarnation.lanes.load()
-            facts |= {
-                "incarnation": incarnation.name,
-                "tickets": tickets,
-                "messages": messages,
-                "running": incarnation.lanes.running,
-                "handled": incarnation.executor.handled,
-                "failed": incarnation.executor.failed,
-                "acknowledged": incarnation.acker.acknowledged,
-                "dead_letters": incarnation.acker.dead_letters,
-            }
-        return facts
+        name, incarnation = self.settings.consumer_name, self.incarnation
+        facts = {"role": "consumer", "name": name, "handler": self.settings.handler, "code": self.code}
+        return facts | ({"incarnation": incarnation.name} if incarnation is not None else {})

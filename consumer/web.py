@@ -22,6 +22,7 @@ from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Role
 from usher.common.http.openapi import tells
 from usher.common.observability.metrics import counter, counters, gauge, histogram, service_metrics
+from usher.common.protocol.run_log import DONE
 
 if TYPE_CHECKING:
     from usher.consumer.execution.lanes import Lanes
@@ -77,46 +78,35 @@ def describe_ticket(
     (``waiting``), are queued, or wait for a child process (``apart``), in that order; one that runs in a child process
     says so. A message that has ended and is not acknowledged yet is in none of them. It is read in passing: nothing is
     kept for this."""
-    now_ms = wall_ms()
-    running = journal.running(ticket)
+    now_ms, running = wall_ms(), journal.running(ticket)
     with lanes.lock:
         queued, due_s, is_apart = lanes.look(ticket)
-    entries = [
-        _entry(left.stream_id, "running", left.before.starts, started_ms=left.start_us // 1000) | {"apart": is_apart}
+    entries: list[dict[str, Any]] = [
+        _entry(left.stream_id, "running", left.before.starts, left.start_us // 1000) | {"apart": left.is_apart}
         for left in running
     ]
-    names = {left.stream_id for left in running}
-    first = "apart" if is_apart else "waiting" if due_s is not None else "queued"
-    due_ms = now_ms + int(1000 * (due_s - now_s())) if due_s is not None else 0
-    for number, message in enumerate(queued[:_MOST]):
+    names, states = {left.stream_id for left in running}, ["queued"] * min(_MOST, len(queued))
+    if states and not running:
+        states[0] = "apart" if is_apart else "waiting" if due_s is not None else "queued"
+    due_ms = now_ms + int(1000 * (due_s - now_s())) if due_s is not None and not running else None
+    for message, state in zip(queued, states, strict=False):
         if message.stream_id not in names:
-            is_first = number == 0 and not running
-            entries.append(
-                _entry(
-                    message.stream_id,
-                    first if is_first else "queued",
-                    message.attempt,
-                    due_ms=due_ms if is_first else 0,
-                )
-            )
+            entries.append(_entry(message.stream_id, state, message.attempt, due_ms=due_ms))
+        due_ms = None  # of the others
     return {"incarnation": incarnation, "time_ms": now_ms, "max_attempts": max_attempts, "entries": entries}
 
 
-def _entry(entry_id: bytes, state: str, attempt: int, started_ms: int = 0, due_ms: int = 0) -> dict[str, Any]:
-    return {
-        "id": entry_id.decode(),
-        "state": state,
-        "attempt": attempt,
-        "started_ms": started_ms or None,
-        "due_ms": due_ms or None,
-    }
+def _entry(
+    entry_id: bytes, state: str, attempt: int, started_ms: int | None = None, due_ms: int | None = None
+) -> dict[str, Any]:
+    return {"id": entry_id.decode(), "state": state, "attempt": attempt, "started_ms": started_ms, "due_ms": due_ms}
 
 
 def _describe(program: ConsumerProgram, incarnation: Incarnation, journal: Journal) -> dict[str, Any]:
     """Return what this process is, and the messages whose handlers run, the longest first, for JSON."""
     running = sorted(journal.running(), key=lambda left: left.start_us)
     # Whoever can reach this may ask: places in the code, and not what stands there.
-    told, stacks = incarnation.stacks(), dict[bytes, list[str]]()
+    told, stacks = incarnation.watch.stacks(), dict[bytes, list[str]]()
     for left in running[:_MOST_STACKS]:
         calls = re.findall(r'File "(.*)", line (\d+), in (.*)', told.get(left.stream_id, ""))[-_DEEPEST:]
         stacks[left.stream_id] = [f"{file[-_LONGEST:]}:{line} in {name[:_LONGEST]}" for file, line, name in calls]
@@ -154,7 +144,7 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     yield gauge("slots", "Handlers that may run at the same time.", slots)
     if incarnation is None:
         return
-    acker, lanes, counts = incarnation.acker, incarnation.lanes, incarnation.acker.counts
+    lanes, counts = incarnation.lanes, incarnation.acker.counts
     lease_left_s = max(0.0, incarnation.lease.ends_s - now_s())
     tickets, messages = lanes.load()
     yield gauge("running_handlers", "Handlers that run.", lanes.running)
@@ -172,7 +162,7 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     )
     text = "Starts of a handler, by outcome: done, failed, retry_later, gave_up."
     yield counters("attempts", text, "outcome", counts.outcomes)
-    yield counter("acknowledged_messages", "Messages that Redis has as done.", acker.acknowledged)
+    yield counter("acknowledged_messages", "Messages that Redis has as done.", counts.outcomes[DONE])
     text = "Done messages that could be reported to no master; the leader finds them by itself, up to 5 s later."
     yield counter("unreported_messages", text, incarnation.reporter.dropped)
     yield histogram(

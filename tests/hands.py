@@ -13,9 +13,9 @@ from usher.common.http.auth import CSRF_FIELD, CSRF_HEADER
 from usher.common.http.credentials import Role, line_of
 from usher.common.protocol.attempts import decode as decode_attempts
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
-from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.run_log import CRASHED
 from usher.common.protocol.stream_id import rank
+from usher.common.protocol.ticket_states import is_waiting
 from usher.common.readers.loop import LoopOptions
 from usher.common.redis.acl import USERS
 from usher.common.redis.client import ClientLink, CommandRefused

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
+from usher.common.protocol.ticket_states import is_waiting
 from usher.master.leader.entries import NO_MARKS, NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import LossBook, Page
 from usher.master.membership.registry import RegisteredConsumer

@@ -32,7 +32,6 @@ import select
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -60,25 +59,25 @@ PARTS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Send": {
         "send": ("common.cli.send:send", "Send messages: from a CSV file, made up, or one."),
-        "delayed": ("master.cli.rules:delayed", "Look at messages sent for later; send, move or drop them."),
+        "delayed": ("master.cli.commands:delayed", "Look at messages sent for later; send, move or drop them."),
     },
     "Look": {
-        "status": ("master.cli.status:status", "Show consumers, tickets in processing, lag and rates."),
-        "tickets": ("master.cli.status:tickets", "Look at tickets in processing; explain, retry, give up."),
-        "find": ("master.cli.status:find", "Find unfinished and dead messages by a field: kind=paid."),
-        "stuck": ("master.cli.status:stuck", "Show tickets that are stuck or fail, and why, in groups."),
-        "consumers": ("master.cli.rules:consumers", "Look at the registered consumers; drain and resume them."),
-        "log": ("master.cli.status:log", "Browse the stream by id or time."),
-        "rules": ("master.cli.rules:rules", "Show the rules that hold now, and lift them."),
-        "actions": ("master.cli.rules:actions", "Show what operators did, and why."),
+        "status": ("master.cli.commands:status", "Show consumers, tickets in processing, lag and rates."),
+        "tickets": ("master.cli.commands:tickets", "Look at tickets in processing; explain, retry, give up."),
+        "find": ("master.cli.commands:find", "Find unfinished and dead messages by a field: kind=paid."),
+        "stuck": ("master.cli.commands:stuck", "Show tickets that are stuck or fail, and why, in groups."),
+        "consumers": ("master.cli.commands:consumers", "Look at the registered consumers; drain and resume them."),
+        "log": ("master.cli.commands:log", "Browse the stream by id or time."),
+        "rules": ("master.cli.commands:rules", "Show the rules that hold now, and lift them."),
+        "actions": ("master.cli.commands:actions", "Show what operators did, and why."),
     },
     "Act": {
-        "dead": ("master.cli.rules:dead", "Look at dead letters, redrive them, or drop them."),
-        "pause": ("master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),
-        "slow": ("master.cli.rules:slow", "Slow a ticket, a pattern, or everything down."),
-        "limit": ("master.cli.rules:limit", "Bound what waits of a ticket; the rest are dead letters."),
-        "resume": ("master.cli.rules:resume", "Let what was paused or slowed go on."),
-        "trim": ("master.cli.status:trim", "Cut what no reader of the stream needs; shows it first."),
+        "dead": ("master.cli.commands:dead", "Look at dead letters, redrive them, or drop them."),
+        "pause": ("master.cli.commands:pause", "Pause a ticket, a pattern, or everything."),
+        "slow": ("master.cli.commands:slow", "Slow a ticket, a pattern, or everything down."),
+        "limit": ("master.cli.commands:limit", "Bound what waits of a ticket; the rest are dead letters."),
+        "resume": ("master.cli.commands:resume", "Let what was paused or slowed go on."),
+        "trim": ("master.cli.commands:trim", "Cut what no reader of the stream needs; shows it first."),
     },
     "Check": {
         "doctor": ("common.cli.doctor:doctor", "Check Redis and what its set-up means for the promise."),
@@ -117,7 +116,7 @@ class LazyGroup(click.Group):
     def share(self) -> dict[str, click.Option]:
         """Return the options for all commands, which are made when they are needed: the modules take a while."""
         if not self._shared:
-            settings = _imported("usher.common.runtime.settings")
+            settings = importlib.import_module("usher.common.runtime.settings")
             json = click.Option(["--json"], is_flag=True, help="Print JSON: one document, or one in each line.")
             made = [json, *settings.flags_of(settings.CommonSettings, settings.CommonSettings.model_fields)]
             self._shared = {option.opts[0]: option for option in made}
@@ -170,31 +169,20 @@ class LazyGroup(click.Group):
 
 def load_command(target: str) -> click.Command:
     module_name, _, attribute = target.partition(":")
-    command = getattr(_imported(module_name), attribute)
+    command = getattr(importlib.import_module(module_name), attribute)
     if not isinstance(command, click.Command):
         raise TypeError(f"{target} is not a click command")
     _finish(command)
-    for number in _EARLY if _is_program else ():  # from now on there may be something to tell, or to clear away
-        signal.signal(number, signal.default_int_handler)
+    if _is_program:
+        gc.freeze()  # it stays: to search it for garbage again and again takes a quarter of the start of a master
+        gc.enable()
+        for number in _EARLY:  # from now on there may be something to tell, or to clear away
+            signal.signal(number, signal.default_int_handler)
     return command
 
 
 #: This process runs one command, and ends with it.
 _is_program = False
-
-
-def _imported(name: str) -> ModuleType:
-    """Import a module and keep what comes with it out of the search for garbage: it stays, and to search it again and
-    again takes a quarter of the start of a master."""
-    if name in sys.modules or not gc.isenabled():
-        return importlib.import_module(name)
-    gc.disable()
-    try:
-        return importlib.import_module(name)
-    finally:
-        if _is_program:  # it froze what others hold, too
-            gc.freeze()
-        gc.enable()
 
 
 _SHARED = "Options for {}: `usher --help`; they may stand here, too."
@@ -322,6 +310,7 @@ def _forget_output() -> None:
 def main() -> None:
     global _is_program
     _is_program = True
+    gc.disable()  # while modules are imported
     sys.exit(run())
 
 

@@ -21,6 +21,7 @@ from benchmarks.measure import rebalance as measure_rebalance
 from benchmarks.measure import router as router_bench
 from benchmarks.measure import run as measure_run
 from benchmarks.measure import scale as measure_scale
+from benchmarks.measure import soak as measure_soak
 from usher.cli import load_command
 from usher.deploy.bench import rig as machine
 from usher.deploy.bench.rig import (
@@ -334,6 +335,26 @@ def growth(days: float, day_seconds: float, rate: float, streams: int, no_aof: b
         return found
 
     report(run, 1, ("settled_mib", "last_mib", "ratio", "lost", "doubled", "out_of_order"), as_json)
+
+
+@benchmarks.command(
+    help=(
+        "Measure an hour in which workers are killed again and again: what grows of the programs that live on, and of"
+        " Redis; and what was lost, or ran out of order or beside another one."
+    )
+)
+@click.option("--minutes", type=click.FloatRange(0.5, 10_000), default=60.0, show_default=True)
+@click.option("--rate", type=click.FloatRange(1, 5000), default=120.0, show_default=True, help="Messages per second.")
+@click.option("--kill-every", type=click.FloatRange(1, 3600), default=20.0, show_default=True, help="Seconds.")
+@VOLATILE
+@JSON
+def soak(minutes: float, rate: float, kill_every: float, no_aof: bool, as_json: bool) -> None:
+    report(
+        lambda: measure_soak.soak(60 * minutes, rate, kill_every, not no_aof, os.environ),
+        1,
+        ("messages", "kills", "lost", "again", "out_of_order", "overlapping"),
+        as_json,
+    )
 
 
 @benchmarks.command(

@@ -27,7 +27,6 @@ from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import free_port
 from usher.common.redis.replies import parse_inbox, read_command
-from usher.common.redis.scripts import ScriptRunner
 
 _BLOCK_MS = 2000
 _PATIENCE_S = 30.0
@@ -137,10 +136,9 @@ class _Member:
 async def _main(redis_url: str, stream: str, group: str, master_url: str, count: int) -> None:
     keys, loop, held, asked = Keys(stream, group), asyncio.get_running_loop(), list[bytes](), set[int]()
     link = Link(redis_url, "bench:crowd")
-    scripts = ScriptRunner(link)
     nobody = "nobody:0"
-    scripts.run("renew", (keys.lease(nobody), stream, keys.unproven(nobody), keys.changed), (group, nobody, 1, "-", 1))
-    place = _Place(redis_url, keys, scripts.digest("renew"))
+    link.run("renew", (keys.lease(nobody), stream, keys.unproven(nobody), keys.changed), (group, nobody, 1, "-", 1))
+    place = _Place(redis_url, keys, link.digest("renew"))
     link.close()
     master = _connected(master_url)
     living = []

@@ -46,6 +46,8 @@ class NotNow(RedisTrouble):
 class ReplyUnknown(RedisTrouble):
     """The connection broke after the command was sent: it may or may not have happened."""
 
+    kind = "reply_unknown"
+
 
 class Behind(UsherError):
     """Masters ask producers to wait: so many messages wait for the stream, or for ``tenant``; or as many wait of
@@ -90,6 +92,8 @@ class SqlBusy(SqlTrouble):
 class GroupMissing(RedisTrouble):
     """The consumer group is gone."""
 
+    kind = "nogroup"
+
 
 class ServerChanged(UsherError):
     """Redis was restarted, or was a replica in between: what was remembered may belong to a history that it has
@@ -116,7 +120,7 @@ class HandlerUnusable(UsherError):
     """The handler named by USHER_HANDLER cannot be used."""
 
 
-_LONGEST_WAIT_S = 10 * 365 * 86_400.0
+LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
 
 class RetryLater(UsherError):
@@ -130,7 +134,7 @@ class RetryLater(UsherError):
         seconds = after_s.total_seconds() if hasattr(after_s, "total_seconds") else after_s
         if not isinstance(seconds, (int, float)):
             raise TypeError(f"RetryLater takes seconds as a number, or a timedelta (not {after_s!r})")
-        if not seconds <= _LONGEST_WAIT_S:  # nor a NaN
+        if not seconds <= LONGEST_WAIT_S:  # nor a NaN
             raise ValueError(f"RetryLater takes seconds, at most ten years of them (not {after_s!r})")
         self.after_s, self.is_away = float(seconds), is_away
         super().__init__(reason or f"the handler asked to be called again in {seconds:g} s")

@@ -26,7 +26,6 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.acl import acl_file, scripts_for_others
 from usher.common.redis.client import Link
 from usher.common.redis.locate import resolve_redis_url
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 
 _STYLES = {
@@ -116,7 +115,7 @@ def acl(server: str, loads: bool, flags: dict[str, Any]) -> None:
     if loads:
         names = scripts_for_others()
         with Link(resolve_redis_url(settings), "acl") as link:
-            refused = ScriptRunner(link).load_for_others(names)
+            refused = link.load_for_others(names)
         if refused:
             raise StartRefused(f"Redis refuses to load scripts: {refused[0]}")
         click.echo(f"{len(names)} scripts are loaded")

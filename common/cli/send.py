@@ -15,7 +15,6 @@ import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,8 +37,9 @@ from usher.common.cli.progress import progress
 from usher.common.protocol.message import DUE_FIELD, FOR_FIELD, LONGEST_TICKET, check_ticket
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
+from usher.common.redis.replies import redis_ms
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
-from usher.common.sending.producer import BATCH, LATEST_MS, LimitSign, Outgoing, Producer
+from usher.common.sending.producer import BATCH, LATEST_MS, LimitSign, Outgoing, Producer, Sent
 
 #: Longest value that Redis takes (proto-max-bulk-len). Python's own limit is 128 KiB.
 _LONGEST_CELL = 512 * 1024 * 1024
@@ -195,52 +195,6 @@ _LOOK_S = 0.5
 _PATIENCE_S, _LONGEST_NAP_S, _SHORTEST_NAP_S = 10.0, 0.1, 0.001
 
 
-class SendingStopped(UsherError):
-    """Redis did not take all messages. ``Sender.accepted`` and ``Sender.unknown`` tell how many."""
-
-
-@dataclass
-class Sender:
-    """Adds messages to ``stream`` over one connection. ``accepted`` messages were certainly added; of ``unknown`` ones
-    it is not known. With ``dedup_s`` all have a uid: a batch whose answer was lost is sent again, and messages that had
-    arrived (``repeated``) are not added again."""
-
-    link: Link
-    stream: str
-    ticket_field: str
-    dedup_s: float = 0.0
-    accepted: int = 0
-    unknown: int = 0
-    repeated: int = 0
-    due_ms: Callable[[], int | None] = lambda: None  # for the next batch, if it is for later
-    last_due_ms: int | None = None  # of the last batch
-
-    def __post_init__(self) -> None:
-        given = (self.link, self.stream, self.ticket_field, self.dedup_s)
-        self._producer = Producer(*given, patience_s=_PATIENCE_S if self.dedup_s else 0.0)
-
-    def send(self, batch: Sequence[Outgoing]) -> list[str]:
-        """Add the messages in order; return their ids, those of first sends included. Raises SendingStopped, and NotNow
-        when the last trial did not happen."""
-        self.unknown = len(batch)
-        self.last_due_ms = self.due_ms()
-        try:
-            sent = self._producer.send_many(batch, self.last_due_ms)
-        except (ValueError, MessageUndecodable) as wrong:
-            self.unknown = 0  # checked before anything was sent
-            raise SendingStopped(str(wrong)) from wrong
-        except (ReplyUnknown, CommandRefused) as trouble:
-            raise SendingStopped(str(trouble)) from trouble
-        except NotNow:
-            self.unknown = len(batch) if len(batch) > 1 else 0  # several are perhaps more than one round trip
-            raise
-        self.unknown = 0
-        known = sum(one.repeated for one in sent)
-        self.repeated += known
-        self.accepted += len(sent) - known
-        return [one.id for one in sent]
-
-
 def paced(
     messages: Iterable[Outgoing],
     rate: float | None = None,
@@ -311,24 +265,16 @@ def send(flags: dict[str, Any], **given: Any) -> None:
         _check_gathered(settings, flags)
     url = resolve_redis_url(settings)
     with contextlib.ExitStack() as stack:
-        source: Any = [Outgoing(given["ticket"], fields_of(given["fields"], settings.ticket_field))]
-        if given["csv_path"] is not None:
-            source = stack.enter_context(CsvSource(given["csv_path"], given["key"], settings.ticket_field))
-        elif given["simulate"] is not None:
-            source = incidents(given["simulate"], given["tickets"], given["seed"])
-        _check_time(source)
+        source = _source(given, settings.ticket_field, stack)
         check_reachable(url)
         link = stack.enter_context(Link(url, "usher:send"))
-        sender = Sender(link, settings.one_stream, settings.ticket_field, dedup_s=given["dedup"] or 0.0)
-        if given["dedup"]:
-            source = _recognisable(source, given)
-        sender.due_ms = _due(given, link)
-        before = _waiting(link, settings.one_stream) if given["wait"] else lambda: None
-        if given["wait"] and isinstance(source, list):
+        stream, field, dedup_s = settings.one_stream, settings.ticket_field, given["dedup"] or 0.0
+        producer = Producer(link, stream, field, dedup_s, patience_s=_PATIENCE_S if dedup_s else 0.0)
+        before = _waiting(link, stream) if given["wait"] else lambda: None
+        if given["wait"] and given["ticket"]:
             before()
-            producer = Producer(url, settings.one_stream, settings.ticket_field)
-            sys.exit(_answered(producer, source[0], given["timeout_s"]))
-        sys.exit(_sent(sender, source, given["rate"], given["as_json"], before))
+            sys.exit(_answered(Producer(url, stream, field), source[0], given["timeout_s"]))
+        sys.exit(_sent(producer, stream, source, given, before, _due(given, link)))
 
 
 def _check_usage(given: dict[str, Any]) -> None:
@@ -376,13 +322,25 @@ def _check_gathered(settings: CommonSettings, flags: dict[str, Any]) -> None:
         )
 
 
-def _check_time(source: Any) -> None:
-    """Refuse a field that looks as if it said when a message is due, and would not."""
-    names = source.columns if isinstance(source, CsvSource) else source[0].fields if isinstance(source, list) else ()
+def _source(given: dict[str, Any], ticket_field: str, stack: contextlib.ExitStack) -> Any:
+    """Return the messages. Refuse those without what --dedup knows them by, and with a field that looks as if it said
+    when they are due, and would not."""
+    if given["simulate"] is not None:
+        made = incidents(given["simulate"], given["tickets"], given["seed"])
+        return numbered(made, f"simulated-{given['seed']}-{given['tickets']}") if given["dedup"] else made
+    fields = fields_of(given["fields"], ticket_field)
+    source: Any = [Outgoing(given["ticket"], fields)]
+    names, uid = list(fields), "field uid=..."
+    if given["csv_path"] is not None:
+        source = stack.enter_context(CsvSource(given["csv_path"], given["key"], ticket_field))
+        names, uid = source.columns, "column uid"
     if DUE_FIELD.decode() in names:
         raise click.UsageError(
             f"a field {DUE_FIELD.decode()} delays nothing here: say it with --after or --at, or give it another name"
         )
+    if given["dedup"] and "uid" not in names:
+        raise click.UsageError(f"--dedup needs a {uid}: by it a message is recognised when it is sent again")
+    return source
 
 
 def _due(given: dict[str, Any], link: Link) -> Callable[[], int | None]:
@@ -392,22 +350,10 @@ def _due(given: dict[str, Any], link: Link) -> Callable[[], int | None]:
     if after_s is None:
         return lambda: given["at_ms"]
     try:
-        seconds, micros = link.call("TIME")
-    except CommandRefused:  # the right to TIME is newer than many users' rules
+        from_now_ms = redis_ms(link) + after_s * 1000 - now_s() * 1000
+    except CommandRefused:  # this user has no right to TIME
         return lambda: Producer.ms_from_now(after_s)
-    from_now_ms = int(seconds) * 1000 + int(micros) // 1000 + after_s * 1000 - now_s() * 1000
     return lambda: int(from_now_ms + now_s() * 1000)
-
-
-def _recognisable(source: Any, given: dict[str, Any]) -> Any:
-    if given["simulate"] is not None:
-        return numbered(source, f"simulated-{given['seed']}-{given['tickets']}")
-    if isinstance(source, CsvSource):
-        if "uid" not in source.columns:
-            raise click.UsageError("--dedup needs a column uid: by it a message is recognised when it is sent again")
-    elif "uid" not in source[0].fields:
-        raise click.UsageError("--dedup needs a field uid=...: by it the message is recognised when it is sent again")
-    return source
 
 
 def fields_of(pairs: Sequence[str], ticket_field: str = "") -> dict[str, str]:
@@ -461,55 +407,55 @@ def _answered(producer: Producer, message: Outgoing, timeout_s: float) -> int:
     return 0
 
 
-def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before: Callable[[], None]) -> int:
+def _sent(
+    producer: Producer,
+    stream: str,
+    source: Any,
+    given: dict[str, Any],
+    before: Callable[[], None],
+    due_ms: Callable[[], int | None],
+) -> int:
     """Send everything, each batch after ``before``; return the exit code: 0 all accepted, 1 not all, 130 stopped by a
     signal, whichever it was: what was accepted is told."""
-    started = time.monotonic()
-    last_id, trouble, code = "", "", 0
+    started, code, unknown = time.monotonic(), 0, 0
+    told: dict[str, Any] = {"sent": 0, "repeated": 0, "unknown": 0, "stream": stream, "due_ms": None, "last_id": ""}
+    told |= {"seconds": 0.0, "messages_per_second": 0.0, "error": None}
     try:
         with progress(is_counted=False) as show:
-            for batch in paced(source, rate):
+            for batch in paced(source, given["rate"]):
                 before()
-                last_id = sender.send(batch)[-1]
-                show(f"sending: {sender.accepted:,} messages", sender.accepted, 0)
-    except (SendingStopped, NotNow, WorkloadUnusable) as problem:
-        trouble, code = str(problem), 1
+                sent: list[Sent] = []
+                told["due_ms"], unknown = due_ms(), len(batch)
+                try:
+                    producer.send_into(sent, batch, told["due_ms"])
+                finally:
+                    unknown -= len(sent)
+                    told["repeated"] += (repeated := sum(one.repeated for one in sent))
+                    told["sent"] += len(sent) - repeated
+                told["last_id"] = sent[-1].id
+                show(f"sending: {told['sent']:,} messages", told["sent"], 0)
+    except (NotNow, WorkloadUnusable, ValueError, MessageUndecodable) as problem:  # it did not happen
+        told["error"], code = str(problem), 1
+    except (ReplyUnknown, CommandRefused) as problem:
+        told["error"], told["unknown"], code = str(problem), unknown, 1
     except KeyboardInterrupt:
-        trouble, code = "stopped by a signal", 130
-    _print_sent(sender, time.monotonic() - started, last_id, trouble, as_json)
-    return code
-
-
-def _print_sent(sender: Sender, seconds: float, last_id: str, trouble: str, as_json: bool) -> None:
-    repeated = sender.repeated
-    speed = round(sender.accepted / seconds, 1) if seconds > 0 else 0.0
-    if as_json:
-        document = {
-            "sent": sender.accepted,
-            "repeated": repeated,
-            "unknown": sender.unknown,
-            "stream": sender.stream,
-            "due_ms": sender.last_due_ms,
-            "last_id": last_id,
-            "seconds": round(seconds, 3),
-            "messages_per_second": speed,
-            "error": trouble or None,
-        }
-        click.echo(json_line(document))
+        told["error"], told["unknown"], code = "stopped by a signal", unknown, 130
+    seconds = time.monotonic() - started
+    told |= {"seconds": round(seconds, 3), "messages_per_second": round(told["sent"] / max(seconds, 1e-9), 1)}
+    if given["as_json"]:
+        click.echo(json_line(told))
     else:
-        how = f"in {seconds:.1f} s ({speed:,.0f}/s)"
-        if sender.accepted == 1 and last_id:  # a single message has no rate
-            how = f"as {last_id}"
-        repeats = f", {repeated:,} were there already and were not sent again" if repeated else ""
-        where = sender.stream
-        if sender.last_due_ms is not None:
-            where = f"the delayed messages of {where}, due {moment_text(sender.last_due_ms, 'seconds')},"
-        click.echo(f"{sender.accepted:,} sent to {where} {how}{repeats}")
-    if trouble:
-        click.echo(escape_control(f"usher: {trouble}"), err=True)
-        unknown = f"; the last batch of {sender.unknown:,} may or may not have arrived" if sender.unknown else ""
-        click.echo(
-            f"usher: {pluralize(sender.accepted, 'message')} {'was' if sender.accepted == 1 else 'were'} certainly"
-            f" accepted{unknown}",
-            err=True,
-        )
+        how = f"in {seconds:.1f} s ({told['messages_per_second']:,.0f}/s)"
+        if told["sent"] == 1 and told["last_id"]:  # a single message has no rate
+            how = f"as {told['last_id']}"
+        known = told["repeated"]
+        repeats = f", {known:,} were there already and were not sent again" if known else ""
+        if told["due_ms"] is not None:
+            stream = f"the delayed messages of {stream}, due {moment_text(told['due_ms'], 'seconds')},"
+        click.echo(f"{told['sent']:,} sent to {stream} {how}{repeats}")
+    if code:
+        click.echo(escape_control(f"usher: {told['error']}"), err=True)
+        lost = f"; the last batch of {told['unknown']:,} may or may not have arrived" if told["unknown"] else ""
+        were = "was" if told["sent"] == 1 else "were"
+        click.echo(f"usher: {pluralize(told['sent'], 'message')} {were} certainly accepted{lost}", err=True)
+    return code

@@ -85,21 +85,6 @@ def must_be_for(consumer: str) -> None:
         raise Problem(403, "not_your_name", "this token is for another consumer")
 
 
-class SignedOut:
-    """The sessions whose users have signed out, noted in Redis, so that no master takes a copy of such a cookie. Raises
-    RedisTrouble."""
-
-    def __init__(self, link: Link, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
-
-    def end(self, name: str, for_s: int) -> None:
-        self._link.call("SET", self._keys.signed_out(name), "1", "PX", for_s * 1000)
-
-    def has(self, name: str) -> bool:
-        return bool(self._link.call("EXISTS", self._keys.signed_out(name)))
-
-
 class Guesses:
     """Bounds guessed tokens: from an address that has sent 60 different wrong ones in a minute none is looked up until
     the next, right or wrong, but for those that were before. So an old token, sent again and again, locks nobody out,
@@ -170,7 +155,8 @@ class Doorman:
     ) -> None:
         self.login_path: str | None = None
         self.secure = secure
-        self.ended: SignedOut | None = None
+        #: Where it is noted which sessions have ended, so that no master takes a copy of such a cookie.
+        self.noted_in: tuple[Link, Keys] | None = None
         self.guesses = Guesses()
         self._credentials = credentials
         self._proxies = proxies
@@ -229,8 +215,9 @@ class Doorman:
 
     def sign_out(self) -> None:
         """End the session of the browser that asks. Raises RedisTrouble: it may go on."""
-        if "id" in session and self.ended is not None:
-            self.ended.end(session["id"], SESSION_S)
+        if "id" in session and self.noted_in is not None:
+            link, keys = self.noted_in
+            link.call("SET", keys.signed_out(session["id"]), "1", "PX", SESSION_S * 1000)
         session.clear()
 
     def csrf_token(self, ago: int = 0) -> str:
@@ -293,10 +280,11 @@ class Doorman:
 
     def _of_session(self) -> Identity | None:
         found = self._credentials.known.get().get(session["seal"]) if "id" in session else None
-        if found is None or self.ended is None:
+        if found is None or self.noted_in is None:
             return found
+        link, keys = self.noted_in
         try:
-            return None if self.ended.has(session["id"]) else found
+            return None if link.call("EXISTS", keys.signed_out(session["id"])) else found
         except (RedisTrouble, CommandRefused):  # the page tells of it; without Redis little is seen
             return found
 

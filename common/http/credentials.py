@@ -184,9 +184,8 @@ def read_tokens_file(file: Path) -> dict[str, Identity]:
     """Read the file: a token's hash, or a name with ``MARK`` before it -> identity. Raises SettingsError, which names
     every bad line by its number and repeats nothing of it."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as opened:
-            status = os.fstat(descriptor)
+        with file.open("rb") as opened:
+            status = os.fstat(opened.fileno())
             # A secret that Kubernetes mounts is its own, and for the group of the pod.
             mode, unfit = status.st_mode, 0o077 if status.st_uid == os.geteuid() else 0o037
             if mode & unfit:

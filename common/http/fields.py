@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
-from pydantic_core import core_schema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import is_id
 
 _DIGITS = re.compile(r"[0-9]{1,9}")
-
-
-@dataclass(frozen=True)
-class Fitting:
-    """Text that matches ``pattern`` in full: ``Annotated[str, Fitting(pattern, hint)]``. ``hint`` is the error for
-    other text, which is not repeated."""
-
-    pattern: re.Pattern[str]
-    hint: str
-
-    def _check(self, value: str) -> str:
-        if not self.pattern.fullmatch(value):
-            raise ValueError(self.hint)
-        return value
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return handler(schema) | {"pattern": f"^(?:{self.pattern.pattern})$"}
 
 
 def _only_digits(value: object) -> object:

@@ -61,7 +61,6 @@ from usher.common.runtime.fork_guard import end_children_by, try_for
 from usher.common.runtime.memory import oom_kills
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.common.runtime.settings import is_loopback
-from usher.common.runtime.signals import look_for_steps
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -639,7 +638,6 @@ class _Program(BaseApplication):
         host, port = worker.sockets[0].getsockname()[:2]
         worker.cfg.set("graceful_timeout", _LAST_ANSWERS_S)  # this process' own copy: what HTTP waits after the drain
         self._take_signals()
-        look_for_steps()
         # A thousand messages on their way are some ten thousand objects that no cycle holds. With the usual threshold
         # of 700 the collector walks through them again and again, a fifth of the time.
         gc.collect()

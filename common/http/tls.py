@@ -1,5 +1,5 @@
-"""Values made of files, and made anew when these have changed; and so the TLS contexts of both sides of HTTPS, one for
-all connections."""
+"""Values made of files, and made anew when these have changed; and so the TLS context of a server, one for all
+connections."""
 
 from __future__ import annotations
 
@@ -97,22 +97,3 @@ class ServerTls(FileValue[ssl.SSLContext]):
 
 def server_tls(cert: Path | None, key: Path | None) -> ServerTls | None:
     return None if cert is None else ServerTls(cert, key)
-
-
-def client_tls(ca: Path | None) -> FileValue[ssl.SSLContext]:
-    """Return the context for new connections of a client, with the authorities whose certificates are trusted (None:
-    those of the system, which are 900 KB). Raises OSError when they cannot be read."""
-    file = ssl.get_default_verify_paths().cafile if ca is None else ca.expanduser()
-
-    def load() -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=None if ca is None else file)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.hostname_checks_common_name = False
-        return context
-
-    def told(unfit: SettingsError | OSError | None) -> None:
-        if unfit is not None:
-            means = "the former ones stay in use"
-            event("ca_certificates_unusable", level=ERROR, why=str(unfit), means=means)
-
-    return FileValue([Path(file)] if file else [], load, told)

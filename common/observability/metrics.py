@@ -377,18 +377,10 @@ class DeadLetterNotifier:
 
     def __init__(self, metrics: Metrics, settings: CommonSettings, program: str, keys: Keys) -> None:
         self._count = metrics.count_letter
-        self._webhook: Webhook | None = None
-        if settings.dead_letter_webhook:
-            self._webhook = Webhook(
-                settings.dead_letter_webhook,
-                {"program": program, "stream": keys.stream, "group": keys.group},
-                secret=settings.webhook_secret,
-                ca=settings.tls_ca,
-            )
-
-    @property
-    def services(self) -> Sequence[Service]:
-        return () if self._webhook is None else (self._webhook,)
+        url, about = settings.dead_letter_webhook, {"program": program, "stream": keys.stream, "group": keys.group}
+        self.services: tuple[Webhook, ...] = ()
+        if url:
+            self.services = (Webhook(url, about, secret=settings.webhook_secret, ca=settings.tls_ca),)
 
     def ring(
         self,
@@ -400,8 +392,8 @@ class DeadLetterNotifier:
         policy: str = "skip",
     ) -> None:
         self._count(reason)
-        if self._webhook is not None:
-            self._webhook.add(
+        for webhook in self.services:
+            webhook.add(
                 {
                     "ticket_id": ticket.decode(errors="replace"),
                     "message_id": message_id.decode(errors="replace"),

@@ -51,7 +51,6 @@ from usher.common.protocol.stream_id import ZERO, Span, after, before, rank
 from usher.common.redis.client import Link
 from usher.common.redis.endpoints import near
 from usher.common.redis.replies import Entry, span_of
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.router.router import StreamRouter
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.signals import UntilSignal
@@ -127,7 +126,6 @@ class StreamLog:
 
     def __init__(self, redis_url: str, stream: str, name: str, router: StreamRouter | None = None) -> None:
         self._link = Link(near(redis_url, stream), f"log:{name}")
-        self._scripts = ScriptRunner(self._link)
         self._keys = LogKeys(stream)
         self._router = router
 
@@ -197,7 +195,7 @@ class StreamLog:
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
         """Tell trimmers that everything from ``last_id`` on is needed; return False when a later version is noted."""
         args = (name, version, last_id, "1" if replace else "")
-        return bool(self._scripts.run("note_checkpoint", (self._keys.checkpoints,), args))
+        return bool(self._link.run("note_checkpoint", (self._keys.checkpoints,), args))
 
     def noted(self, name: str) -> int | None:
         value = self._link.call("HGET", self._keys.checkpoints, name)

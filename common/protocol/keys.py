@@ -181,9 +181,9 @@ class Keys:
         (master/policy/charts.py). Written by the leader, once a minute.""")
     audit = _Key("""String: the last audit's verdict and sums, one JSON object. Written by the audit, for pages and
         metrics.""")
-    archived = _Key("""Hash: ``entries`` and ``runs`` -> the last id in the archive; ``proven_since_ms``,
-        ``proven_until_ms``, and ``proven_every_ms`` between the last two proofs, ``proven_took_ms`` of the last one;
-        ``history``: what the last one said, as JSON. Written by the archive, for metrics, pages and the doctor.""")
+    archived = _Key("""Hash: ``entries`` and ``runs`` -> the last id in the archive; ``proven_until_ms``, and
+        ``proven_every_ms`` between the last two proofs, ``proven_took_ms`` of the last one; ``history``: what the last
+        one said, as JSON. Written by the archive, for metrics, pages and the doctor.""")
     shares = _Key("""Hash, where several streams are gathered: master -> the time until which it counts as running, and
         what it says of itself (JSON). See common/doctor/collector.py: running_masters.""")
     gathered = _Key("""Hash, where several streams are gathered: source -> the last id that was moved to the work
@@ -206,7 +206,7 @@ class Keys:
 
     def signed_out(self, session: str) -> str:
         """String with PX: a session of the page whose user has signed out; kept as long as its cookie is good. Written
-        by any master (master/operations/signed_out.py)."""
+        by any master (common/http/auth.py)."""
         return f"{self.prefix}signed-out:{session}"
 
     def inbox(self, incarnation: str) -> str:

@@ -50,11 +50,10 @@ from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, before, rank
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import TicketStream, pairs, parse_own, span_of
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.service import Health, Service, ServiceEnded, judge
 from usher.common.runtime.settings import CommonSettings
-from usher.common.runtime.signals import UntilSignal, look_for_steps
+from usher.common.runtime.signals import UntilSignal
 
 #: The names in the group under which entries wait that a reader gave back; for the second one it was not known whether
 #: they are safe. No reader uses these names.
@@ -103,7 +102,6 @@ class ReliableStream:
 
     def __init__(self, link: Link, stream: str, group: str, reader: str) -> None:
         self._link = link
-        self._scripts = ScriptRunner(link)
         self._keys = Keys(stream, group)
         self._log_keys = LogKeys(stream)
         self._plain = TicketStream(link, self._keys)
@@ -173,7 +171,7 @@ class ReliableStream:
         keys = self._keys
         args = (keys.group, self.reader, min_idle_ms, cursor, count)
         script_keys = (keys.stream, keys.dead, keys.attempts, keys.letters)
-        cursor, taken, gone = self._scripts.run("stream_claim", script_keys, args)
+        cursor, taken, gone = self._link.run("stream_claim", script_keys, args)
         messages = [
             StreamMessage(
                 taken[at],
@@ -232,13 +230,13 @@ class ReliableStream:
         script_keys = (keys.stream, keys.dead, keys.attempts, of_log.checkpoints, of_log.groups, keys.letters)
         head = (keys.group, self.reader, what, "1" if remove else to, idle_ms)
         while len(replies) < len(each):  # a call does not bury all where they are large
-            replies += self._scripts.run("stream_own", script_keys, (*head, *chain.from_iterable(each[len(replies) :])))
+            replies += self._link.run("stream_own", script_keys, (*head, *chain.from_iterable(each[len(replies) :])))
         told = [(one[0], is_own) for one, is_own in zip(each, replies, strict=True)]
         return [one for one, is_own in told if is_own], [one for one, is_own in told if not is_own]
 
     def leave(self) -> bool:
         """Take this reader's name out of the group; False while something is pending for it."""
-        return bool(self._scripts.run("stream_leave", (self._keys.stream,), (self._keys.group, self.reader)))
+        return bool(self._link.run("stream_leave", (self._keys.stream,), (self._keys.group, self.reader)))
 
     def forget_readers(self, idle_ms: int) -> int:
         """Take names out of the group that have done nothing for ``idle_ms`` and have nothing pending; returns their
@@ -249,7 +247,7 @@ class ReliableStream:
             for row in rows
             if not row[b"pending"] and row[b"idle"] >= idle_ms and row[b"name"] != self.reader.encode()
         ]
-        return int(self._scripts.run("stream_leave", (self._keys.stream,), (self._keys.group, *idle))) if idle else 0
+        return int(self._link.run("stream_leave", (self._keys.stream,), (self._keys.group, *idle))) if idle else 0
 
 
 def goes_on_at(saved: GroupPosition | None, seen: bytes, span: Span | None) -> bytes:
@@ -775,14 +773,9 @@ class MessageReadingLoop(Reader):
     def run(self) -> None:
         """Read until ``stop`` is called, or Ctrl-C or SIGTERM reaches the main thread, which ends as ``stop`` does; the
         next signal does not wait for handlers. A signal that the program handles itself stays its own."""
-        looking = look_for_steps()
-        try:
-            with UntilSignal() as until, self:
-                while not (until.came or self.wait(_LOOK_S)):
-                    pass
-        finally:
-            if looking is not None:
-                looking.stop()
+        with UntilSignal() as until, self:
+            while not (until.came or self.wait(_LOOK_S)):
+                pass
 
     def health(self) -> Health:
         return judge(self.services, now_s())

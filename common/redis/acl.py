@@ -4,7 +4,7 @@ the file for the default names.
 A program runs scripts, and the user that runs a script needs the rights of every command in it. So a master's commands
 are those of its scripts, read out of their text, and those that it sends itself. All other users have a selector for
 each kind of key, with the commands that its scripts run there, and may run scripts by their digest only (EVALSHA):
-those that masters have loaded (``ScriptRunner.load_for_others``). A script of somebody's own could hold up the whole
+those that masters have loaded (``Link.load_for_others``). A script of somebody's own could hold up the whole
 server.
 
 Redis 6.2 knows no selectors: a user's commands are allowed on all of its keys, and EVAL stays allowed too, since a user
@@ -87,110 +87,35 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
     ``sources``: names and patterns of the streams gathered into it, if it is a work stream.
     """
     keys, log = Keys(_escape_pattern(stream), _escape_pattern(group)), LogKeys(_escape_pattern(stream), "*")
-    everything, at = f"{keys.prefix}*", keys.stream
     fed = tuple(source if is_pattern(source) else _escape_pattern(source) for source in sources)
+    given = fed or (keys.stream,)
+    replies = tuple(LogKeys(one).replies("*") for one in given)
+    kinds: dict[str, tuple[str, ...]] = {name: (getattr(keys, name),) for name in _OF_GROUP}
+    kinds |= {name: (getattr(log, name),) for name in _OF_LOG}
+    kinds |= {name: (getattr(keys, name)("*"),) for name in ("lease", "inbox", "noted")}
+    kinds |= {"given": given, "replies": replies, "all": (f"{keys.prefix}*",), "log.archived": (log.archived,)}
+    kinds["uids"] = tuple(uid_key(one, b"*").decode() for one in given)
+    kinds["waiting"] = tuple(waiting_key(one, "*", b"").decode() for one in given)
+    found = [
+        AclProgram(name, about, _words(steps), _words(sends), _granted(name, kinds), connects=name != "producer")
+        for name, about, steps, sends in _PROGRAMS
+    ]
     notes, delayed = (log.checkpoints, log.archived, log.groups), (log.delayed, log.due, log.due_until, log.behind)
-    replies = tuple(LogKeys(one).replies("*") for one in fed or (at,))
-    its_keys = (at, everything, *notes, *delayed, *replies, uid_key(at, b"*").decode())
+    its_keys = (keys.stream, *kinds["all"], *notes, *delayed, *replies, uid_key(keys.stream, b"*").decode())
     of_sources = (*fed, *(key for log in map(LogKeys, fed) for key in (log.groups, log.checkpoints, log.archived)))
     scripts = _MASTER + _GATHERING * bool(fed)
     sends = (*_MASTER_SENDS, *("scan",) * bool(fed), "evalsha", "eval", "script|exists", "script|load")
     of_scripts = (command for name in scripts for command in commands_of(name))
-    return (
-        *_senders(fed or (at,), log, keys.taken),
-        AclProgram("consumer", "consumers", _CONSUMER, ("time",), _with_scripts(*_consumer(keys, replies))),
-        AclProgram(
-            "master",
-            "masters, and the commands of operators",
-            scripts,
-            ("multi", "exec", "unwatch"),
-            (((*sends, *of_scripts), (*its_keys, *of_sources)),),
-        ),
-        AclProgram(
-            "streamer",
-            "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
-            ("emit", "elect", "resign"),
-            ("time", "wait"),
-            _with_scripts(
-                (("xadd", "xinfo|stream"), (at,)),
-                (("get", "getex", "set", "del", "pexpire", "pttl"), (log.leader,)),
-                (("hget", "hset", "hdel"), (log.counters,)),
-            ),
-        ),
-        AclProgram(
-            "reader",
-            "log consumers (LogConsumer)",
-            ("note_checkpoint",),
-            ("time",),
-            _with_scripts(
-                (("xread", "xrange", "xrevrange", "xinfo|stream"), (at,)),
-                (("hget", "hset", "hdel"), (log.checkpoints,)),
-            ),
-        ),
-        AclProgram(
-            "auditor",
-            "`usher audit` and its commands, `usher rehearse`",
-            _AUDITOR,
-            ("time",),
-            _with_scripts(
-                (_AUDITOR_READS, (at, everything, log.archived)),
-                (("hset",), (keys.archived,)),
-                (("set",), (keys.audit, log.archived)),
-            ),
-        ),
-    )
+    grants = (((*sends, *of_scripts), (*its_keys, *of_sources)),)
+    about = "masters, and the commands of operators"
+    return (*found[:3], AclProgram("master", about, scripts, ("multi", "exec", "unwatch"), grants), *found[3:])
 
 
-def _with_scripts(*grants: Grant) -> tuple[Grant, ...]:
-    return (*grants, (("evalsha",), tuple(dict.fromkeys(key for _, keys in grants for key in keys))))
-
-
-def _consumer(keys: Keys, replies: tuple[str, ...]) -> tuple[Grant, ...]:
-    lease, inbox = keys.lease("*"), keys.inbox("*")
-    return (
-        (("xreadgroup", "xread", "xrange", "xack", "xclaim", "xpending", "xgroup|delconsumer"), (keys.stream,)),
-        (("xinfo|stream", "xinfo|groups", "xlen"), (keys.stream,)),
-        (("hget", "hmget", "hset", "hdel", "hlen", "exists"), (keys.tickets, keys.attempts, keys.noted("*"))),
-        (("pexpire", "hscan"), (lease, keys.noted("*"))),
-        (("get", "getex", "set", "exists", "pttl"), (lease,)),
-        (("del",), (lease, inbox)),
-        (("xread", "xrange", "xtrim"), (inbox,)),
-        (("xadd", "xdel", "xlen", "xrevrange"), (keys.runs, keys.dead, keys.changed)),
-        (("zadd", "zscore", "zlexcount", "zrem"), (keys.letters,)),
-        (("hget", "hdel"), (keys.consumers,)),
-        (("xadd", "xlen", "pexpire", "memory|usage"), replies),
-    )
-
-
-def _senders(given: Sequence[str], log: LogKeys, taken: str) -> tuple[AclProgram, ...]:
-    return (
-        AclProgram(
-            "producer",
-            "programs that add messages with a plain XADD (no MAXLEN: it cuts unread messages)",
-            (),
-            (),
-            ((("xadd",), (*given, log.delayed)),),
-            connects=False,
-        ),
-        AclProgram(
-            "sender",
-            "`usher send`, Producer",
-            ("send",),
-            ("time",),
-            _with_scripts(
-                (("xadd",), (*given, log.delayed)),
-                (("hgetall",), (log.behind,)),
-                (("get", "set"), tuple(uid_key(one, b"*").decode() for one in given)),
-                (("get",), (taken,)),
-                (("xpending",), tuple(given)),
-                (
-                    ("llen", "lindex", "ltrim", "rpush", "pexpire"),
-                    tuple(waiting_key(one, "*", b"").decode() for one in given),
-                ),
-                (("xread", "xdel"), tuple(LogKeys(one).replies("*") for one in given)),
-            ),
-        ),
-    )
+def _granted(name: str, kinds: Mapping[str, tuple[str, ...]]) -> tuple[Grant, ...]:
+    rows = [row.removeprefix(name).split(": ") for row in _GRANTS.splitlines() if row.startswith(f"{name} ")]
+    grants = [(_words(commands), tuple(key for kind in _words(of) for key in kinds[kind])) for commands, of in rows]
+    everywhere = tuple(dict.fromkeys(key for _, keys in grants for key in keys))
+    return (*grants, *((("evalsha",), everywhere),) * (name != "producer"))
 
 
 def scripts_for_others() -> tuple[str, ...]:
@@ -201,24 +126,62 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
+_STREAMER = "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)"
+_AUDITOR = "find_entries look_again read_fields read_letters"
+#: Name, what it is, its scripts, and commands without keys.
+_PROGRAMS = (
+    ("producer", "programs that add messages with a plain XADD (no MAXLEN: it cuts unread messages)", "", ""),
+    ("sender", "`usher send`, Producer", "send", "time"),
+    ("consumer", "consumers", "renew ack dead_letter charge drain give_back deregister note_crash", "time"),
+    ("streamer", _STREAMER, "emit elect resign", "time wait"),
+    ("reader", "log consumers (LogConsumer)", "note_checkpoint", "time"),
+    ("auditor", "`usher audit` and its commands, `usher rehearse`", _AUDITOR, "time"),
+)
+#: Who may send what to which kinds of keys: those of the group and the log by their names there.
+_GRANTS = """
+producer xadd: given delayed
+sender xadd: given delayed
+sender hgetall: behind
+sender get set: uids
+sender get: taken
+sender xpending: given
+sender llen lindex ltrim rpush pexpire: waiting
+sender xread xdel: replies
+consumer xreadgroup xread xrange xack xclaim xpending xgroup|delconsumer: stream
+consumer xinfo|stream xinfo|groups xlen: stream
+consumer hget hmget hset hdel hlen exists: tickets attempts noted
+consumer pexpire hscan: lease noted
+consumer get getex set exists pttl: lease
+consumer del: lease inbox
+consumer xread xrange xtrim: inbox
+consumer xadd xdel xlen xrevrange: runs dead changed
+consumer zadd zscore zlexcount zrem: letters
+consumer hget hdel: consumers
+consumer xadd xlen pexpire memory|usage: replies
+streamer xadd xinfo|stream: stream
+streamer get getex set del pexpire pttl: leader
+streamer hget hset hdel: counters
+reader xread xrange xrevrange xinfo|stream: stream
+reader hget hset hdel: checkpoints
+auditor type xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers \
+get pttl exists hget hgetall hmget hscan hlen mget zlexcount zrangebylex zrevrangebylex: stream all log.archived
+auditor hset: archived
+auditor set: audit log.archived
+"""
+_OF_GROUP = _words("stream taken tickets attempts runs dead changed letters consumers archived audit")
+_OF_LOG = _words("delayed behind leader counters checkpoints")
 _MASTER = _words(
     "begin reject note_cut take_back sweep save_position recount_letters count_letters "
-    "drain deregister forget_attempts elect resign "
+    "drain deregister elect resign "
     "next_generation register redrive read_letters trim change_rules "
     "order find_entries send read_fields "
     "due_delayed send_delayed move_delayed read_delayed"
 )
-_AUDITOR = ("find_entries", "look_again", "read_fields", "read_letters")
 _GATHERING = ("gather", "look_at_sources")
 _MASTER_SENDS = _words(
     "xread xreadgroup xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers xgroup|create "
     "watch xclaim hset set memory|usage client|tracking get getex mget pttl exists hget hgetall hmget hscan hlen hdel "
     "pexpire xadd time zrange zcard zscore xdel zrem type"
-)
-_AUDITOR_READS = _words(
-    "type xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers get pttl exists hget hgetall "
-    "hmget hscan hlen mget zlexcount zrangebylex zrevrangebylex"
 )
 _HEAD = """\
 # Users of Redis for Usher, with the rights that each kind of program needs and no more. Made by

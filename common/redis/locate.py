@@ -4,6 +4,7 @@ start of a long-running program. Write files, whole or not at all."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,19 +53,19 @@ class LocalInstance:
     starting_since_ms: int = 0  # wall clock; 0: all of its programs have started
 
 
-_UP = TypeAdapter(LocalInstance)
+_adapter = functools.cache(lambda: TypeAdapter(LocalInstance))  # not at the import: it takes 10 ms
 
 
 def announce_instance(state_folder: Path, up: LocalInstance) -> None:
     """Write ``up.json``, readable by its owner only: the URL holds the password."""
     state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(state_folder / "up.json", _UP.dump_json(up).decode() + "\n")
+    write_whole(state_folder / "up.json", _adapter().dump_json(up).decode() + "\n")
 
 
 def find_local_instance(state_folder: Path) -> LocalInstance | None:
     """Return the ``usher up`` that runs with this state folder; None when there is none, or its process is gone."""
     try:
-        up = _UP.validate_json((state_folder / "up.json").read_bytes())
+        up = _adapter().validate_json((state_folder / "up.json").read_bytes())
     except (OSError, ValueError):
         return None
     return up if Path(f"/proc/{up.pid}").exists() else None

@@ -12,7 +12,7 @@ import hiredis
 from usher.common.base.errors import GroupMissing
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import GroupPosition, Span, rank
-from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.client import CommandRefused, Link, checked
 
 #: Stricter than lua/includes/records.lua: records that this accepts are accepted there too.
 _RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+")
@@ -182,14 +182,36 @@ def redis_ms(link: Link) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
+def found_entries(
+    link: Link, command: str, stream: str, start: str | bytes, end: str | bytes, at_once: int, *wanted: str | bytes
+) -> Iterator[tuple[int, list[bytes], bytes, bool]]:
+    """Look through a stream page by page (find_entries.lua, which says what is ``wanted``). Yield how many entries a
+    page had, what was found there, its last id (b"": it had none), and whether it was the last page."""
+    while True:
+        count, last, found, is_all = link.run("find_entries", (stream,), (command, start, end, at_once, *wanted))
+        yield count, found, last, bool(is_all)
+        if is_all:
+            return
+        start = b"(" + last if last else start
+
+
 def facts_of(link: Link, stream: str) -> dict[bytes, Any]:
-    """Return what XINFO STREAM says, {} where there is no such key."""
-    try:
-        return pairs(link.call("XINFO", "STREAM", stream))
-    except CommandRefused as refused:
-        if "no such key" in str(refused):
-            return {}
-        raise
+    return stream_facts(link.pipeline([("XINFO", "STREAM", stream)])[0])
+
+
+def stream_facts(reply: Any) -> dict[bytes, Any]:
+    """Return what a reply to XINFO STREAM says, {} where there is no such key. Raises other errors."""
+    if isinstance(reply, CommandRefused) and "no such key" in str(reply):
+        return {}
+    return pairs(*checked([reply]))
+
+
+def scanned(link: Link, key: str, count: int = 1000) -> Iterator[list[bytes]]:
+    """Yield the fields and values of a hash by HSCAN: what changes meanwhile may come twice, or not at all."""
+    cursor = None
+    while cursor != b"0":
+        cursor, fields = link.call("HSCAN", key, cursor or b"0", "COUNT", count)
+        yield fields
 
 
 def span_of(link: Link, stream: str) -> Span | None:
@@ -254,8 +276,6 @@ class TicketStream:
     def group_facts(self) -> dict[bytes, Any]:
         """Return what ``group_of`` tells of our group. Raises GroupMissing."""
         groups, taken = self._link.pipeline([("XINFO", "GROUPS", self._keys.stream), ("GET", self._keys.taken)])
-        if isinstance(taken, Exception):
-            raise taken
         facts = group_of(groups, self._keys.group, taken)
         if facts is None:
             why = f": {groups}" if isinstance(groups, Exception) else f" has no group {self._keys.group}"
@@ -288,13 +308,8 @@ class TicketStream:
     def records(self, count: int = 1000) -> Iterator[tuple[bytes, TicketRecord | None]]:
         """Yield every record of the index, by HSCAN; a record that changes meanwhile may come twice or in either state.
         None: it cannot be parsed."""
-        cursor = b"0"
-        while True:
-            cursor, fields = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", count)
-            for at in range(0, len(fields), 2):
-                yield fields[at], record_or_none(fields[at + 1])
-            if cursor == b"0":
-                return
+        for fields in scanned(self._link, self._keys.tickets, count):
+            yield from zip(fields[::2], map(record_or_none, fields[1::2]), strict=True)
 
     def record_of(self, ticket: bytes) -> TicketRecord | None:
         return record_or_none(self._link.call("HGET", self._keys.tickets, ticket))
@@ -306,9 +321,7 @@ def group_of(groups: Any, name: str, taken: Any) -> dict[bytes, Any] | None:
     yet counts as not given to the group, for only the leader's memory has it."""
     if isinstance(groups, (CommandRefused, GroupMissing)):
         return None
-    for reply in (groups, taken):
-        if isinstance(reply, Exception):
-            raise reply
+    checked([groups, taken])
     facts = next((facts for facts in map(pairs, groups) if facts[b"name"] == name.encode()), None)
     last, _, read = (taken or b"").partition(b" ")
     if facts is None or not last or rank(last) >= rank(facts[b"last-delivered-id"]):

@@ -6,10 +6,8 @@ what cannot be reached.
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import redis
@@ -17,9 +15,8 @@ import redis
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, ReplyUnknown, UsherError
 from usher.common.base.log import WARNING, event
-from usher.common.redis.client import describe_unreachable, named
-from usher.common.redis.endpoints import has_moved, make_connection, misled
-from usher.common.redis.private_names import hear_changes, socket_of
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.private_names import hear_changes
 from usher.common.runtime.service import Service
 
 _TIMEOUT_S = 5.0
@@ -58,13 +55,11 @@ class ChangeEar(Service):
         refused: Callable[[str], object] = lambda why: None,
     ) -> None:
         super().__init__()
-        self._url = url
-        self._client = client
+        self._link = Link(url, client, _TIMEOUT_S)
         self._changed, self._refused = changed, refused
         self.why = ""  # it is refused
         # An empty prefix means every key, and Redis is asked for every key by giving no prefix.
         self._wanted = [word for prefix in prefixes if prefix for word in (b"PREFIX", prefix)]
-        self._connection: Any = None
         self._news: list[list[bytes] | None] = []
         self._hung_up = 0
         self._heard_s, self._asked = 0.0, False
@@ -79,7 +74,7 @@ class ChangeEar(Service):
             self._changed(changed)  # before the judgement: from here on nobody takes these for unannounced
             self.judge(changed)
         except TrackingRefused as refused:
-            self.close()
+            self._link.close()
             if not self.stopping:
                 self.why = str(refused)
                 self._refused(self.why)
@@ -88,14 +83,12 @@ class ChangeEar(Service):
     def listen(self) -> list[bytes] | None:
         """Wait a little, and return the keys that have changed; None: any may have (a new connection, FLUSHALL). Raises
         NotNow, ReplyUnknown, and TrackingRefused when Redis cannot, or will not, report changes."""
-        connection = self._connection
-        if connection is None or has_moved(
-            self._url, connection
-        ):  # a replaced master answers PING, and reports nothing
-            self.close()
-            self._connect()
+        known = self._link.connections
+        connection = self._link.connected(goes_along=True)  # a replaced master answers PING, and reports nothing
+        if self._link.connections != known:
+            self._subscribe(connection)
             return None
-        with self._unbroken():
+        try:
             if not connection.can_read(_WAIT_S):
                 self._ask(connection, now_s())
                 return []
@@ -103,6 +96,9 @@ class ChangeEar(Service):
             self._news.clear()
             while len(self._news) < _MOST_NEWS and connection.can_read():
                 connection.read_response(push_request=True)
+        except redis.RedisError as failed:
+            self._link.close()
+            raise ReplyUnknown(f"the connection to Redis broke: {failed}") from failed
         changed = [key for keys in self._news for key in keys or ()]
         return None if None in self._news else changed
 
@@ -132,64 +128,33 @@ class ChangeEar(Service):
             raise TrackingRefused(f"{self._lost.total()} changes were not announced")
 
     def interrupt(self) -> None:
-        connection = self._connection
-        if connection is not None and (sock := socket_of(connection)) is not None:
-            with contextlib.suppress(OSError):  # it was closed meanwhile
-                sock.shutdown(socket.SHUT_RDWR)
+        self._link.interrupt()
 
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.disconnect()
-
-    on_end = close
-
-    def _connect(self) -> None:
-        connection = None
-        try:
-            connection = make_connection(self._url, self._client, _TIMEOUT_S)
-            connection.connect()
-        except (redis.RedisError, OSError) as failed:
-            self._hung_up = 0
-            if connection is not None:
-                misled(self._url, connection)
-                connection.disconnect()
-            raise NotNow("CONNECT", describe_unreachable(self._url, failed)) from failed
-        self._connection, connection.protocol = connection, 3
+    def _subscribe(self, connection: Any) -> None:
+        connection.protocol = 3  # of this one; the next is asked in RESP2 again
         hear_changes(connection, self._news.append)
         for command in (("HELLO", 3), ("CLIENT", "TRACKING", "ON", "BCAST", *self._wanted)):
             try:
-                connection.send_command(*command)
-                connection.read_response()
-            except redis.RedisError as failed:
-                self.close()
-                raise self._reason(command, failed) from failed
+                self._link.call(*command)
+            except CommandRefused as refused:
+                raise TrackingRefused(f"{command[0]} {command[1]}: {refused}") from refused
+            except ReplyUnknown as broken:  # a server without RESP3 may close the connection instead of answering
+                self._hung_up += 1
+                if self._hung_up >= _MOST_HUNG_UP:
+                    raise TrackingRefused(str(broken)) from broken
+                raise NotNow("HELLO", str(broken)) from broken
+            except NotNow:
+                self._link.close()
+                raise
         self._hung_up = 0
         self._heard_s, self._asked = now_s(), False
-
-    def _reason(self, command: Sequence[Any], failed: redis.RedisError) -> Exception:
-        if failed.status_code is not None:
-            trouble = named(failed)
-            is_passing = isinstance(trouble, NotNow)
-            return trouble if is_passing else TrackingRefused(f"{command[0]} {command[1]}: {trouble}")
-        self._hung_up += 1  # a server without RESP3 may close the connection instead of answering
-        why = f"the connection to Redis broke: {failed}"
-        return TrackingRefused(why) if self._hung_up >= _MOST_HUNG_UP else NotNow("HELLO", why)
 
     def _ask(self, connection: Any, now: float) -> None:
         """Check with PING that Redis is there. Raises ReplyUnknown when the last PING was not answered."""
         if now - self._heard_s < _QUIET_S:
             return
         if self._asked:
-            self.close()
+            self._link.close()
             raise ReplyUnknown(f"Redis has not answered for {_QUIET_S:g} s")
         connection.send_command("PING")
         self._heard_s, self._asked = now, True
-
-    @contextlib.contextmanager
-    def _unbroken(self) -> Iterator[None]:
-        try:
-            yield
-        except redis.RedisError as failed:
-            self.close()
-            raise ReplyUnknown(f"the connection to Redis broke: {failed}") from failed

@@ -34,9 +34,9 @@ from usher.common.base.log import ERROR, WARNING, event
 from usher.common.observability.metrics import Reader
 from usher.common.protocol.message import EntryView, key_bytes
 from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
-from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.client import Arg, CommandRefused, Link, SharedLink
 from usher.common.redis.endpoints import in_reach
-from usher.common.redis.replies import pairs
+from usher.common.redis.replies import stream_facts
 from usher.common.redis.tracking import ChangeEar
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.service import Service
@@ -107,7 +107,7 @@ COUNTS |= {f"ended_{end.name.lower()}": f"Subscriptions that ended: {end.value}.
 #: Ends that the reader has asked for: iteration simply ends.
 _WANTED = (End.CLOSED, End.ROUTER_STOPPED)
 #: Is called with the subscription and its new entries, on the router's thread, which serves many subscriptions: it must
-#: be quick, and may close or pause its subscription.
+#: be quick, and may close its subscription.
 Callback = Callable[["Subscription", Sequence[EntryView]], None]
 
 
@@ -173,15 +173,6 @@ class Subscription:
         """Yield entries as they come, until the end. Raises SubscriptionEnded for an end that was not asked for."""
         while taken := self.take(1):
             yield taken[0]
-
-    def pause(self) -> None:
-        """Stop reading for it until ``resume``. For callbacks that hand entries on to a slow receiver."""
-        with self._desk.lock:
-            self.held = True
-
-    def resume(self) -> None:
-        with self._desk.lock:
-            self._desk.resume(self)
 
     # -- called by the desk, under its lock
 
@@ -396,7 +387,7 @@ class RouterDesk:
         begins anew: no entry of the present stream may be missed."""
         for (one, last), reply in zip(checks, replies, strict=True):
             try:
-                last_generated = last_id_of(reply)
+                last_generated = stream_facts(reply).get(_LAST)
             except RedisTrouble:
                 with self.lock:
                     self._want(one, _CHECK)
@@ -441,15 +432,7 @@ def _shown(one: Subscription) -> str:
     return one.key.decode(errors="replace")
 
 
-def last_id_of(reply: object) -> bytes | None:
-    if isinstance(reply, CommandRefused) and "no such key" in str(reply):
-        return None
-    if isinstance(reply, Exception):
-        raise reply
-    return bytes(pairs(reply)[b"last-generated-id"])  # type: ignore[arg-type]
-
-
-_AT_ONCE, _PAUSE_S = 1000, 0.1
+_AT_ONCE, _PAUSE_S, _LAST = 1000, 0.1, b"last-generated-id"
 #: Seconds until a reader that has nothing to read looks again; where Redis announces changes, it is woken.
 _IDLE_S, _LONGEST_IDLE_S = 0.2, 1.0
 
@@ -589,7 +572,7 @@ class StreamRouter(Reader):
             StreamReader(one, Link(url, f"{name}:{one}"), self._desk, self._options, self._watch.unsaid)
             for one in (f"router-{number}" for number in range(1, self._options.worker_count + 1))
         ]
-        self._ask, self._asking = Link(url, f"{name}:router-ask"), threading.Lock()
+        self._ask = SharedLink(url, f"{name}:router-ask")
         self._desk.in_turn = mode is Mode.PORTABLE
         self._desk.on_work = self._ring
         self.labels = {"router": name}
@@ -607,8 +590,7 @@ class StreamRouter(Reader):
             service.stop()
         for service in (self._watch, *self._readers):
             service.join(timeout_s)
-        with self._asking:
-            self._ask.close()
+        self._ask.close()
         self._desk.close_all(End.ROUTER_STOPPED)
 
     def subscribe(
@@ -663,10 +645,11 @@ class StreamRouter(Reader):
         until_s = now_s() + timeout_s
         while True:
             try:
-                with self._asking:
-                    replies = self._ask.pipeline([("XINFO", "STREAM", name) for name in names])
+                replies = self._ask.pipeline([("XINFO", "STREAM", name) for name in names])
                 # What cannot be read is refused when it is read.
-                return [ZERO if isinstance(one, CommandRefused) else last_id_of(one) or ZERO for one in replies]
+                return [
+                    ZERO if isinstance(one, CommandRefused) else stream_facts(one).get(_LAST, ZERO) for one in replies
+                ]
             except RedisTrouble as trouble:
                 if now_s() + _PAUSE_S > until_s:
                     raise RedisTrouble(f"Redis did not say where these streams end: {trouble}") from trouble

@@ -14,14 +14,16 @@ folder, two living clones would each prove the other dead: give them different n
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from usher.common.base.clock import moment_ns
 from usher.common.base.errors import StartRefused
-from usher.common.protocol.registration import NO_LOCK
+from usher.common.protocol.registration import NO_LOCK, held_later
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 #: Errors of flock on a file system without it (some network and FUSE mounts).
@@ -45,17 +47,12 @@ class NameLock:
       because it may still be doing that handler's work.
     * An open inode keeps its number, so also if the folder is cleaned up equal numbers mean the same lock; unequal ones
       only mean that the successor has to wait for the lease. So it must while children of a dead holder have the lock.
-    * A second file, ``<name>.process``, has a record lock, which children do not inherit: it tells the holder from its
-      children. It is taken first, and the other lock never without it: else a process suspended between the two would
-      be taken for dead. It proves nothing; and no descriptor of it is ever closed, because that would free it.
     """
 
     def __init__(self, state_folder: Path, name: str) -> None:
         self.path = state_folder / "locks" / f"{name}.lock"
-        self._process_path = self.path.with_suffix(".process")
         self._descriptor: int | None = None
         self._taken_by = 0
-        self._process: int | None = None  # the descriptor of the second file
 
     def acquire(self) -> str | None:
         """Take the lock for the life of this process.
@@ -72,16 +69,6 @@ class NameLock:
         except OSError as problem:
             raise StartRefused(f"USHER_STATE_DIR: the lock file {self.path} cannot be created: {problem}") from problem
         try:
-            is_the_process = self._is_the_process()
-        except OSError as problem:  # without it we would look dead to a process that can open it
-            os.close(descriptor)
-            raise StartRefused(
-                f"USHER_STATE_DIR: the lock file {self._process_path} cannot be created: {problem}"
-            ) from problem
-        if is_the_process is False:
-            os.close(descriptor)
-            return None
-        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
@@ -94,17 +81,6 @@ class NameLock:
         self._descriptor, self._taken_by = descriptor, os.getpid()
         return self._evidence(descriptor)
 
-    def _is_the_process(self) -> bool | None:
-        """Take the record lock, or keep it: True if this process has it, False if another one does, None if the file
-        system has no such locks. Raises OSError when the file cannot be created."""
-        if self._process is None:
-            self._process = os.open(self._process_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.lockf(self._process, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as problem:
-            return False if problem.errno in (errno.EAGAIN, errno.EACCES) else None
-        return True
-
     @staticmethod
     def _evidence(descriptor: int) -> str:
         boot = boot_id()
@@ -112,3 +88,16 @@ class NameLock:
             return NO_LOCK
         file = os.fstat(descriptor)
         return f"{boot}:{file.st_dev}:{file.st_ino}:{moment_ns()}"
+
+
+@contextlib.contextmanager
+def held_after(path: Path, lock: str) -> Iterator[bool]:
+    """Hold a name lock for a moment, if it is free. Yields whether that proves dead who gave ``lock`` as its evidence:
+    who comes to take the name meanwhile is told that it is held."""
+    with contextlib.ExitStack() as stack:
+        is_over = False
+        with contextlib.suppress(OSError):  # it is held, or of another machine
+            file = stack.enter_context(path.open("rb+"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_over = held_later(NameLock._evidence(file.fileno()), lock)
+        yield is_over

@@ -39,9 +39,8 @@ from usher.common.protocol.keys import REPLY_FIELD, Keys, LogKeys, uid_key, wait
 from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.message import DUE_FIELD, UID_FIELD, Key, check_ticket, key_bytes, ticket_key, ticket_value
 from usher.common.protocol.stream_id import ZERO
-from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link
+from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link, checked
 from usher.common.redis.replies import pairs
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 
 #: Longest blocking read, and longest time between two looks whether somebody waits; entries of one read.
@@ -156,9 +155,7 @@ class Calls(Service):
         done: list[tuple[Arg, ...]] = [("XDEL", self._key, *self._read)] if self._read else []
         read = ("XREAD", "COUNT", _PAGE, "BLOCK", int(1000 * _BLOCK_S), "STREAMS", self._key, ZERO)
         try:
-            for reply in self._link.pipeline([*done, read], block_s=_BLOCK_S):
-                if isinstance(reply, Exception):
-                    raise reply
+            *_, reply = checked(self._link.pipeline([*done, read], block_s=_BLOCK_S))
         except CommandRefused as refused:
             self._tell_all(refused)
             return _IDLE_S
@@ -279,7 +276,6 @@ class Producer(AbstractContextManager["Producer"]):
         self._ticket_limit, self._group = ticket_limit, group
         self._link = link = linked(redis)
         self._place = link.url if isinstance(redis, Link) else redis
-        self._scripts = ScriptRunner(link)
         self._stream = stream
         self._ticket_field = ticket_field.encode()
         self._dedup_s = dedup_s
@@ -342,7 +338,7 @@ class Producer(AbstractContextManager["Producer"]):
             weakref.finalize(self, calls.stop)
         sent: list[Sent] = []
         try:
-            self._send([one._replace(reply_to=calls.begin(answers)) for answers, one in batch], None, sent)
+            self.send_into(sent, [one._replace(reply_to=calls.begin(answers)) for answers, one in batch])
         except ReplyUnknown:
             pass  # what Redis has taken is answered
         except Exception as problem:
@@ -382,10 +378,11 @@ class Producer(AbstractContextManager["Producer"]):
         is safe where all have uids, within ``dedup_s``.
         """
         sent: list[Sent] = []
-        self._send(list(messages), due_ms, sent)
+        self.send_into(sent, list(messages), due_ms)
         return sent
 
-    def _send(self, messages: Sequence[Outgoing], due_ms: int | None, sent: list[Sent]) -> None:
+    def send_into(self, sent: list[Sent], messages: Sequence[Outgoing], due_ms: int | None = None) -> None:
+        """Add messages as ``send_many`` does; ``sent`` gets what was sent, also where it raises."""
         stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
         is_number = isinstance(due_ms, (int, float)) and not isinstance(due_ms, bool)
         if due_ms is not None and (not is_number or not 0 <= due_ms < LATEST_MS or int(due_ms) in SECONDS):
@@ -474,7 +471,7 @@ class Producer(AbstractContextManager["Producer"]):
             if is_limited:
                 keys.append(waiting_key(self._stream, self._group, tickets[place]))
             args += (len(flat), *flat)
-        rows, told = self._scripts.run("send", keys, args)
+        rows, told = self._link.run("send", keys, args)
         if rows and isinstance(rows[0], int):
             ticket = tickets[rows[0] - 1].decode(errors="replace")
             unread = f"; no master reads it as group {self._group} (or it is gathered: then nothing can be counted)"

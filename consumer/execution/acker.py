@@ -137,8 +137,6 @@ class Acker(Service):
         #: Called when messages were acknowledged.
         self.on_progress: Callable[[], None] = lambda: None
         self.counts = HandlerCounters()
-        self.acknowledged = 0
-        self.dead_letters = 0
 
     # ---- any thread --------------------------------------------------------------------------------------------------
 
@@ -429,7 +427,6 @@ class Acker(Service):
         self.counts.done([item for item in batch if item.stream_id not in into] if into else batch, len(into))
         with self._lanes.lock:
             self._lanes.done(ids)
-        self.acknowledged += len(ids)
         self.on_progress()
         held = [item.lane for item in batch if item.lane is not None]
         if held:
@@ -503,7 +500,6 @@ class Acker(Service):
         # The call before, whose answer was lost, wrote it, and its ticket has gone on since.
         was_written = item.in_doubt and answer in (Buried.GONE, Buried.STALE)
         if was_written or answer in (Buried.OK, Buried.HALTED):
-            self.dead_letters += 1
             self.on_dead_letter(item.letter)
         if answer is Buried.HALTED:
             event("ticket_halted", level=ERROR, ticket=message.ticket, id=message.id)

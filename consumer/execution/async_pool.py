@@ -29,7 +29,7 @@ class LaneWorker(Service):
 
     stalls_after_s = math.inf
 
-    def __init__(self, number: int, executor: Executor, handle: Callable[[Message], Any]) -> None:
+    def __init__(self, number: int, executor: Executor, handle: Callable[[Any], Any]) -> None:
         super().__init__()
         self.name = f"work-{number}"
         self._executor = executor
@@ -93,10 +93,6 @@ _LONGEST_WAIT_S = 1.0
 _SLICE = 16
 
 
-#: The messages of a task's last call: its only item.
-Call = list[Sequence[Message]]
-
-
 class AsyncPool(Service):
     """A thread with an event loop. Every lane that runs is a task, with its own context; when one ends, the next one
     starts."""
@@ -112,11 +108,10 @@ class AsyncPool(Service):
         self._rung = False  # the loop was called and has not looked yet
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._context = contextvars.Context()  # of our own callbacks: lanes start in it, whichever thread rang
-        # Done when the loop is to end. It is set first, so that nothing starts while the loop ends.
-        self._end: asyncio.Future[None] | None = None
+        self._end = asyncio.Event()  # set first, so that nothing starts while the loop ends
         self._main: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.calls: dict[asyncio.Task[Any] | None, Call] = {}  # by task
+        self.calls: dict[asyncio.Task[Any] | None, Sequence[Message]] = {}  # the messages of a task's last call
         self._latest: asyncio.Task[Any] | None = None  # the task that called a handler last
         self._asked_s = 0.0  # when the loop was asked to turn, and has not answered; 0: it has
         executor.lanes.on_ready, executor.cancel_task = self._ring, lambda one: self._call(lambda: self._cancel(one))
@@ -125,7 +120,7 @@ class AsyncPool(Service):
         beside = self._executor.besides.get(stream_id)
         if beside is None or not beside.cancelled.is_set():
             return  # the run that was interrupted has ended
-        for task, [messages] in self.calls.items():
+        for task, messages in self.calls.items():
             if task is not None and any(one.stream_id == stream_id and one.in_hand for one in messages):
                 task.cancel()
 
@@ -143,10 +138,10 @@ class AsyncPool(Service):
     def on_loop(self) -> Sequence[Message]:
         """Return the messages of the call that runs on the loop at this moment, empty if it is no lane's task."""
         loop = self._event_loop
-        return self.calls.get(asyncio.current_task(loop), [()])[0] if loop is not None else ()
+        return self.calls.get(asyncio.current_task(loop), ()) if loop is not None else ()
 
     def run_once(self) -> float:
-        if self._end is not None:
+        if self._main is not None:
             raise ServiceEnded  # a loop that one of its tasks ended is not started again: this process leaves
         try:
             asyncio.run(self._live())
@@ -156,7 +151,7 @@ class AsyncPool(Service):
         return 0.0
 
     def interrupt(self) -> None:
-        self._call(self._let_end)
+        self._call(self._end.set)
 
     def _ring(self) -> None:
         """Look for ready lanes soon. Not needed while no slot is free: a slot looks by itself as soon as it is."""
@@ -175,19 +170,13 @@ class AsyncPool(Service):
     def _ends(self) -> bool:
         """Return whether the pool ends: nothing may start any more, and this is why tasks are cancelled. A handler may
         have ended the loop itself."""
-        end, main = self._end, self._main
-        return self.stopping or (end is not None and end.done()) or (main is not None and main.cancelling() > 0)
-
-    def _let_end(self) -> None:
-        if self._end is not None and not self._end.done():
-            self._end.set_result(None)
+        return self.stopping or self._end.is_set() or (self._main is not None and self._main.cancelling() > 0)
 
     async def _live(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._end, self._main, self._event_loop = loop.create_future(), asyncio.current_task(), loop
+        self._main, self._event_loop = asyncio.current_task(), asyncio.get_running_loop()
         if not self.stopping:
             self._call(self._fill)
-            await self._end
+            await self._end.wait()
         if self.calls:
             await asyncio.wait(filter(None, [*self.calls]), timeout=1.0)
 
@@ -200,10 +189,9 @@ class AsyncPool(Service):
             return
         try:
             while self._free and (work := self._next_work()) is not None:
-                call: Call = [()]
-                task = loop.create_task(self._run(work, call))
+                task = loop.create_task(self._run(work))
                 self._free -= 1
-                self.calls[task] = call
+                self.calls[task] = ()
                 task.add_done_callback(self._ended, context=self._context)
             if self._free:
                 due_s = self._due_s()
@@ -235,13 +223,13 @@ class AsyncPool(Service):
             self._rung = True
             task.get_loop().call_soon(self._fill, context=self._context)
 
-    async def _run(self, lane: Lane, call: Call) -> None:
+    async def _run(self, lane: Any) -> None:
         task = cast("asyncio.Task[None]", asyncio.current_task())
-        await self._slice(lane, call, task)
+        await self._slice(lane, task)
         if task.cancelling():
             await self._pause(0.0)  # a cancellation that the handler asked for as it ended arrives here
 
-    async def _slice(self, lane: Lane, call: Call, task: asyncio.Task[None]) -> None:
+    async def _slice(self, lane: Lane, task: asyncio.Task[None]) -> None:
         """Run messages of the lane, and give it back, if it is still ours. A changed context, or a cancelled task, is
         no other message's: another task goes on."""
         executor, queue, count = self._executor, lane.queue, 0
@@ -253,7 +241,7 @@ class AsyncPool(Service):
                 executor.begin(message, start_us)
             elif not executor.admit(lane, message, start_us):
                 return
-            call[0], before, self._latest = (message,), contextvars.copy_context(), task
+            self.calls[task], before, self._latest = (message,), contextvars.copy_context(), task
             try:
                 result = await self._handle(message)
                 if result is not None:

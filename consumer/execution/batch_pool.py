@@ -17,13 +17,13 @@ from typing import Any
 
 from usher.common.base.clock import now_s, run_us
 from usher.common.runtime.service import Service
-from usher.consumer.execution.async_pool import AsyncPool, Call
+from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lane
+from usher.consumer.handlers.batches import TriedTogether, goes_alone, judge
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message
-from usher.consumer.policy.batches import TriedTogether, goes_alone, judge
 
 #: Longest wait for a lane, so that a stop is noticed.
 _LONGEST_WAIT_S = 2.0
@@ -172,10 +172,8 @@ def _next_goes_alone(lane: Lane) -> bool:
         return True
 
 
-class BatchWorker(Service):
+class BatchWorker(LaneWorker):
     """A slot of a sync batch handler: it runs one call at a time, for as long as the handler takes."""
-
-    stalls_after_s = math.inf
 
     def __init__(
         self,
@@ -185,12 +183,8 @@ class BatchWorker(Service):
         batch: BatchOptions,
         collector: BatchCollector,
     ) -> None:
-        super().__init__()
-        self.name = f"work-{number}"
-        self._executor = executor
-        self._handle = handle
-        self._batch = batch
-        self._collector = collector
+        super().__init__(number, executor, handle)
+        self._batch, self._collector = batch, collector
 
     def run_once(self) -> float:
         while not self.stopping:
@@ -200,7 +194,7 @@ class BatchWorker(Service):
             if lanes is None:
                 return 0.05 if self._executor.lanes.paused else 0.0
             try:
-                self._run(lanes)
+                self._call(lanes)
             except BaseException as problem:  # an error of ours, not of the handler; the lanes are lost
                 self._executor.broken(problem)
                 raise
@@ -209,7 +203,7 @@ class BatchWorker(Service):
     def interrupt(self) -> None:
         self._collector.news.set()
 
-    def _run(self, lanes: list[Lane]) -> None:
+    def _call(self, lanes: list[Lane]) -> None:
         call = BatchCall(self._executor, lanes, self._batch)
         self._collector.news.set()  # lanes that found no room are ready again
         if call.messages:
@@ -238,11 +232,11 @@ class AsyncBatchPool(AsyncPool):
     def _due_s(self) -> float | None:
         return self._gatherer.due_s()
 
-    async def _run(self, lanes: Any, made: Call) -> None:
+    async def _run(self, lanes: Any) -> None:
         call = BatchCall(self._executor, lanes, self._batch)
         self._ring()  # lanes that found no room are ready again
         if call.messages:
-            made[0] = call.messages
+            self.calls[asyncio.current_task()] = call.messages
             try:
                 returned = await self._handle(list(call.messages))
             except BaseException as problem:  # sys.exit() in a handler must not end the loop

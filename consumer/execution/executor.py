@@ -27,12 +27,12 @@ from usher.common.runtime.fork_guard import leave
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.lanes import SHORT_S, Lane, Lanes
 from usher.consumer.execution.outages import CONNECTION, DECLARED, OTHER, GoOn, Outages, Sign, Wait, tells_of_connection
+from usher.consumer.handlers.batches import TriedTogether
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import APART, Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished
-from usher.consumer.policy.batches import TriedTogether
 from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, Settling, TicketPace, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 
@@ -102,8 +102,6 @@ class Executor:
         self.cancel_task: Callable[[bytes], None] = lambda stream_id: None
         self.strict, self.all_wait_here = strict, False  # else what waits for long is given back
         self._limit_s = limit_s
-        # Messages whose handlers run, by the identity of the message; kept only with a time limit.
-        self.running: dict[int, Message] = {}
         # Messages whose run in a child process an operator has ended.
         self.cancelled: set[bytes] = set()
         self.pace: TicketPace | None = None
@@ -112,11 +110,10 @@ class Executor:
         # What runs have beside their message, by its id: few have anything.
         self.besides: dict[bytes, Beside] = {}
         self.refused_children = 0  # child processes in a row that ran no handler: they could not load it
-        self.handled = 0  # only roughly right: counted without a lock, for people to look at
-        self.failed = 0
+        self.ended = 0  # starts; only roughly right: counted without a lock, for people to look at
 
     def obey(self, options: HandlerOptions) -> None:
-        self.away = options.away
+        self.away = options.away if isinstance(options.away, tuple) else (options.away,)
         self.pace = TicketPace(options.rate) if options.rate else None
         if settle_s := options.settle_s:
             self.settling = Settling(settle_s, given(options.settle_max_s, 10 * settle_s))
@@ -130,10 +127,6 @@ class Executor:
     def is_plain(self) -> bool:
         """Return whether nothing but its own past may hold a message up, as long as nothing fails alike."""
         return not self._limit_s and self.pace is None and self.settling is None
-
-    @property
-    def ended(self) -> int:
-        return self.handled + self.failed
 
     @property
     def isolates(self) -> bool:
@@ -179,7 +172,6 @@ class Executor:
             return False
         if self._limit_s:
             message.deadline = time.monotonic() + self._limit_s
-            self.running[id(message)] = message
         self.begin(message, start_us)
         return True
 
@@ -239,9 +231,7 @@ class Executor:
         """Take the success of a handler that returned. Return True when the lane may go on, False when it is held until
         Redis has the acknowledgement. ``here``: this thread may wait for that, and takes a lane next."""
         self._note_end(message)
-        if self._limit_s:
-            self.running.pop(id(message), None)
-        self.handled += 1
+        self.ended += 1
         if self.outages.known and not self.outages.is_quiet(message.ticket):
             self._go_on(self.outages.done(message, self.clock(), not (lane.queue or lane.early)))
         message.start_us, message.end_us = start_us, end_us
@@ -259,7 +249,7 @@ class Executor:
         absorbed = self._over(message).absorbed
         for one in absorbed:
             self._note_end(one)
-            self.handled += 1
+            self.ended += 1
             one.start_us = one.end_us = end_us  # in the run log none of a ticket's runs overlap
         if absorbed:
             self._acker.absorbed(message, absorbed)
@@ -275,9 +265,8 @@ class Executor:
         """Try the message again in its place, or give it up: its handler raised, or its process ended. Either way the
         lane is not the runner's any more. ``text``: where that is not told by ``problem``."""
         self._note_end(message)
-        self.running.pop(id(message), None)
         message.answer = message.given = None
-        self.failed += 1
+        self.ended += 1
         problem = self._of_all(lane, message, readable(problem)) if self.besides else readable(problem)
         self.outages.ended(message.ticket)
         name, at = (text.error_type, own_line(text.traceback)) if text else (type_name(problem), raised_at(problem))
@@ -441,7 +430,6 @@ class Executor:
         for message in messages:
             message.answer = message.given = None
             self._note_end(message)
-            self.running.pop(id(message), None)
         with self.lanes.lock:
             self.lanes.requeue(lane, messages)
 

@@ -23,7 +23,7 @@ from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.attempts import NEVER, Attempts, decode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import ZERO, after, from_rank, rank
-from usher.common.redis.client import Arg, Link
+from usher.common.redis.client import Arg, Link, checked
 from usher.common.redis.replies import (
     HandOver,
     InboxRecord,
@@ -152,12 +152,11 @@ class InboxReader(Service):
         return self.messages - before
 
     def _read_inbox(self, block_ms: int | None) -> None:
-        with self._lanes.lock:
-            closed = self._lanes.closed_fences()  # before the inbox is read
+        closed = self._lanes.closed_fences()  # before the inbox is read
         count = fitting(_MOST_RECORDS, self._record_bytes, self._room())
         records, self._tried = self._ask(block_ms, count)
         if not records:
-            self._forget_closed(closed)
+            self._lanes.forget_closed(closed)
             return
         found, is_all = len(records), len(records) < count
         # What is recalled is looked at when all that was handed over before it, and nothing later, is in the lanes.
@@ -190,13 +189,10 @@ class InboxReader(Service):
         trim = [("XTRIM", self._inbox, "MINID", after(last))] if is_due else []  # refused: next time
         asked = [read_command(self._inbox, last, block_ms, count), *([] if self._is_idle else [self._any_tried])]
         try:
-            replies = self._link.pipeline([*trim, *asked], (block_ms or 0) / 1000)[len(trim) :]
+            replies = checked(self._link.pipeline([*trim, *asked], (block_ms or 0) / 1000)[len(trim) :])
         except ReplyUnknown:
             self._record_bytes = float(PAGE_BYTES)  # one record at the next time
             raise
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
         if trim:
             self._trimmed, self._untrimmed = last, 0
         records = list(parse_inbox(replies[0]))
@@ -228,7 +224,7 @@ class InboxReader(Service):
         if self._records:
             self._last_record = self._records[-1].id
             self._obey()
-            self._forget_closed(self._closed)
+            self._lanes.forget_closed(self._closed)
 
     def _next_page(self, most: int) -> list[Part]:
         missing = [one for _, _, entries in self._left for one in entries if len(one) == 1]
@@ -314,10 +310,7 @@ class InboxReader(Service):
             self._page_size = next_page(self._page_size, most, None)
             raise
         self._page_size = next_page(self._page_size, most, self._link.lasted_s)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+        return checked(replies)
 
     def _attempts(self, wanted: list[bytes]) -> dict[bytes, Attempts]:
         charged = self._link.call("HMGET", self._keys.attempts, *wanted)
@@ -353,11 +346,6 @@ class InboxReader(Service):
             me, count, first = self._incarnation, len(over), min(over, key=rank)
             event("inbox_entries_stale", level=WARNING, consumer=me, count=count, first=first)
         return over
-
-    def _forget_closed(self, closed: list[tuple[bytes, int]]) -> None:
-        if closed:
-            with self._lanes.lock:
-                self._lanes.forget_closed(closed)
 
     def interrupt(self) -> None:
         self._link.interrupt()

@@ -111,14 +111,9 @@ class FairLanes(deque[Lane]):
             self._turns.clear()
         return lane
 
-    def clear(self) -> None:
-        super().clear()
-        self._places.clear()
-        self._turns.clear()
-
-    def extend(self, lanes: Iterable[Lane]) -> None:
-        for lane in lanes:
-            self.append(lane)
+    def remove(self, lane: Lane) -> None:
+        super().remove(lane)
+        del self._places[lane.ticket]
 
     def got_more(self, lane: Lane) -> None:
         """Give a lane that got messages another place, if it is ready and what it got is more urgent."""
@@ -187,6 +182,18 @@ class Lanes:
             self._wake(len(self.ready))
         self.on_ready()
 
+    def closed_fences(self) -> list[tuple[bytes, int]]:
+        """Return the (ticket, fence) pairs for which the inbox gets nothing more. Once all that it has now was read,
+        call ``forget_closed`` with them."""
+        with self.lock:
+            return [(ticket, fence) for ticket, (fence, is_sure) in self._closed_fences.items() if is_sure]
+
+    def forget_closed(self, fences: Iterable[tuple[bytes, int]]) -> None:
+        with self.lock:
+            for ticket, fence in fences:
+                if self._closed_fences.get(ticket) == (fence, True):
+                    del self._closed_fences[ticket]
+
     def resume(self, *lanes: Lane, here: bool = False) -> None:
         """Let lanes go on that nobody runs: held ones, when the write that they waited for has happened. ``here``: this
         thread takes a lane next, so that one needs nobody else."""
@@ -199,16 +206,12 @@ class Lanes:
     def hasten(self, ticket: bytes, entry_id: bytes) -> bool:
         """Make the ticket's lane ready now if it waits to start this message again. Return whether it did. For people:
         it looks through all waiting lanes."""
-        with self._changed:
+        with self.lock:
             lane = self.by_ticket.get(ticket)
-            found = [item for item in self.waiting if item[2] is lane]
-            if lane is None or not found or not lane.queue or lane.queue[0].stream_id != entry_id:
+            waits = lane is not None and any(item[2] is lane for item in self.waiting)
+            if lane is None or not waits or not lane.queue or lane.queue[0].stream_id != entry_id:
                 return False  # it may wait with nothing queued, because its ticket was forgotten
-            self.waiting.remove(found[0])
-            heapq.heapify(self.waiting)
-            self.ready.append(lane)
-            self._wake(len(self.ready))
-        self.on_ready()
+        self.let_go((ticket,))
         return True
 
     def let_go(self, tickets: Collection[bytes]) -> None:
@@ -535,16 +538,6 @@ class Lanes:
         if self._closed_fences.get(ticket) == (fence, False):
             self._closed_fences[ticket] = (fence, True)
 
-    def closed_fences(self) -> list[tuple[bytes, int]]:
-        """Return the (ticket, fence) pairs for which the inbox gets nothing more. Once all that it has now was read,
-        call ``forget_closed`` with them."""
-        return [(ticket, fence) for ticket, (fence, is_sure) in self._closed_fences.items() if is_sure]
-
-    def forget_closed(self, fences: Iterable[tuple[bytes, int]]) -> None:
-        for ticket, fence in fences:
-            if self._closed_fences.get(ticket) == (fence, True):
-                del self._closed_fences[ticket]
-
     def close_quiet(self) -> list[tuple[bytes, int, list[bytes], float | None]]:
         """Close the fence of each ticket that has something queued and does not run, drop its lane, and return it with
         its ids in order, and when it is due, if it waits. For a drain; waiting lanes count as quiet."""
@@ -578,9 +571,8 @@ class Lanes:
 
     def _drop(self, gone: Collection[bytes]) -> None:
         for queue in (self.ready, self._suspects):
-            kept = [lane for lane in queue if lane.ticket not in gone]
-            queue.clear()
-            queue.extend(kept)
+            for lane in [lane for lane in queue if lane.ticket in gone]:
+                queue.remove(lane)
         self.waiting = [item for item in self.waiting if item[2].ticket not in gone]
         heapq.heapify(self.waiting)
         for ticket in gone:

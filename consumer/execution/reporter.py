@@ -2,8 +2,8 @@
 at once.
 
 A report is a hint. It frees by message id and incarnation, so doubled, late or reordered reports change nothing, and
-lost ones cost only speed: the leader reads quiet tickets again. So a report is tried at every master once, and then
-dropped. Only when reports come too often for the leader (429) is one kept, until the time that it asks for.
+lost ones cost only speed: the leader reads quiet tickets again, within 5 s. So a report is tried at every master once,
+and then dropped.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ MOST_IDS = 1000
 #: while there is room. The longer one applies while this consumer keeps up: then it does no harm that the leader takes
 #: it for busier than it is, and leaves its tickets with it.
 _PAUSE_S, _CALM_PAUSE_S = 0.1, 0.5
-#: Longest pause that a master can ask for: by then the leader's reconciler has found the acknowledged messages.
-_LONGEST_WAIT_S = 5.0
 #: Most ids that wait to be reported; beyond it the oldest are dropped, and the leader's reconciler finds them.
 _MOST_WAITING = 50_000
 
@@ -84,17 +82,20 @@ class Reporter(Service):
         self._hurry = False
         # This thread may be in the long pause; it was woken from it, once for each report.
         self._calm = self._is_roused = False
-        self._last_s = self._not_before_s = -math.inf
-        self._untold = 0  # dropped ids that are not in the log yet; _why: why the last of them were dropped
-        self._why = (WARNING, "")
+        self._last_s = -math.inf
         self._quiet_until_s = -math.inf
-        self.sent = 0
-        self.dropped = 0
+        self.dropped = self._told_dropped = 0  # ids, and those of them that the log says
 
     def add(self, items: Iterable[Item]) -> None:
         with self._lock:
             was_empty = not self._items
-            self._count(items)
+            for ticket, fence, ids in items:
+                if ids:
+                    of_one = self._items.setdefault((ticket, fence), [])
+                    of_one += ids
+                    self._size += len(ids)
+                    self._hurry = self._hurry or len(of_one) >= self._enough_of_one
+            self._hurry = self._hurry or self._size >= self.enough
         while self._items and self._size > _MOST_WAITING:
             self._drop(self._take(), "too many ids wait to be reported")
         if is_late := self._calm and not self._keeps_up():
@@ -105,7 +106,6 @@ class Reporter(Service):
     def run_once(self) -> float:
         retrying = self.retrying()
         if not (self._items or self._must_tell(retrying)):
-            self._tell_dropped()
             return min(_RETRYING_AGAIN_S, self.stalls_after_s / 3) if retrying else self.stalls_after_s / 3
         early_s = self._early_s()
         if early_s > 0:
@@ -119,14 +119,7 @@ class Reporter(Service):
             self._drop(report, str(problem))
             return _PAUSE_S
         if answer.status in (200, 204):
-            self.sent += 1
             self._take_window(answer.window)
-            self._tell_dropped()
-        elif answer.status == 429:
-            self._put_back(report)
-            wait_s = min(_LONGEST_WAIT_S, max(_PAUSE_S, answer.retry_after_s))
-            self._not_before_s = now_s() + wait_s
-            return wait_s
         elif answer.status == 409:
             # Ended, by a drain or otherwise: nothing is left to be freed, and the services that must stop learn it from
             # Redis.
@@ -150,16 +143,7 @@ class Reporter(Service):
         self._calm = True  # before the look: an ``add`` that ends the calm meanwhile must wake us
         self._calm = self._keeps_up() and not self._is_roused
         pause_s = 0.0 if self._hurry else _CALM_PAUSE_S if self._calm else _PAUSE_S
-        return max(self._not_before_s, self._last_s + pause_s) - now_s()
-
-    def _count(self, items: Iterable[Item]) -> None:
-        for ticket, fence, ids in items:
-            if ids:
-                of_one = self._items.setdefault((ticket, fence), [])
-                of_one += ids
-                self._size += len(ids)
-                self._hurry = self._hurry or len(of_one) >= self._enough_of_one
-        self._hurry = self._hurry or self._size >= self.enough
+        return self._last_s + pause_s - now_s()
 
     def _take(self) -> list[Item]:
         with self._lock:
@@ -176,11 +160,6 @@ class Reporter(Service):
             self._hurry = self._size >= self.enough
         return taken
 
-    def _put_back(self, report: list[Item]) -> None:
-        with self._lock:
-            waiting, self._items, self._size = self._items, {}, 0
-            self._count([*report, *((*of, ids) for of, ids in waiting.items())])
-
     def _body(self, report: list[Item]) -> bytes:
         tickets = [
             {
@@ -193,20 +172,10 @@ class Reporter(Service):
         return orjson.dumps({"incarnation": self._incarnation, "tickets": tickets})
 
     def _drop(self, report: list[Item], why: str, level: int = WARNING) -> None:
-        count = sum(len(ids) for _, _, ids in report)
-        if not count:
-            return
-        self.dropped += count
-        self._untold += count
-        self._why = level, why
-        self._tell_dropped()
-
-    def _tell_dropped(self, at_once: bool = False) -> None:
-        if self._untold and (at_once or now_s() >= self._quiet_until_s):
-            level, why = self._why
-            event("report_dropped", level=level, ids=self._untold, why=why)
-            self._untold, self._quiet_until_s = 0, now_s() + _REPEAT_LOG_S
+        self.dropped += sum(len(ids) for _, _, ids in report)
+        if self.dropped > self._told_dropped and now_s() >= self._quiet_until_s:
+            event("report_dropped", level=level, ids=self.dropped - self._told_dropped, why=why)
+            self._told_dropped, self._quiet_until_s = self.dropped, now_s() + _REPEAT_LOG_S
 
     def on_end(self) -> None:
-        self._tell_dropped(at_once=True)
         self._masters.close()

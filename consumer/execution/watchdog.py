@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -34,10 +34,10 @@ _HERE = f"{Path(__file__).parent}/"
 _HEAD = "Stack (most recent call last):\n"
 
 
-def stacks(tasks: Mapping[asyncio.Task[Any] | None, Sequence[Sequence[Message]]]) -> dict[bytes, str]:
+def stacks(tasks: Mapping[asyncio.Task[Any] | None, Sequence[Message]]) -> dict[bytes, str]:
     """Return, by message, the calls of each handler that runs here, from the handler on: those of its thread, or of
     what its task awaits. ``tasks``: of handlers on an event loop, with the messages of their last calls."""
-    found = {one.stream_id: task_stack(task) for task, (messages,) in list(tasks.items()) if task for one in messages}
+    found = {one.stream_id: task_stack(task) for task, messages in list(tasks.items()) if task for one in messages}
     for top in list(sys._current_frames().values()):
         frames = [frame for frame, _ in traceback.walk_stack(top)]
         ours = next((at for at, frame in enumerate(frames) if _runs(frame)), 0)
@@ -74,8 +74,8 @@ def _told(frames: list[FrameType]) -> str:
 if TYPE_CHECKING:
     from usher.consumer.execution.async_pool import AsyncPool
 
-#: Messages that a line names.
-_MOST_NAMED = 20
+#: Messages that a line names; and losses of time that are remembered.
+_MOST_NAMED, _MOST_LOST = 20, 100
 #: A loop that does not turn for this long is kept from it.
 _TURNS_WITHIN_S = 0.2
 #: A turn that comes later than this was kept from coming.
@@ -87,15 +87,13 @@ LONG_S, _UNUSUAL = 60.0, 3
 
 class Watchdog(Service):
     """The service that looks at the handlers from outside: which ones hang, if there is a limit, and whether any ends.
-    ``running``: the messages whose handlers have started and not ended, by whatever; ``event_loop``: that on which they
-    run; None if they have threads. ``handlers``: how many have ended so far, and how many run. ``look``: what else is
-    looked at, every second at least."""
+    ``event_loop``: that on which they run; None if they have threads. ``handlers``: how many have ended so far, and how
+    many run. ``look``: what else is looked at, every second at least."""
 
     name = "watch"
 
     def __init__(
         self,
-        running: Mapping[int, Message],
         ending: ProcessEnding,
         limit_s: float,
         event_loop: AsyncPool | None = None,
@@ -109,9 +107,9 @@ class Watchdog(Service):
         self.still_s = 0.0  # for how long no handler has ended, while some ran
         self.event_loop = event_loop
         self._silent_s = 0.0
-        self._limit_s = limit_s
-        self._due_s = math.inf
-        self._running = running
+        self._limit_us = int(1e6 * limit_s)
+        self._due_us = math.inf
+        self._lost: deque[tuple[int, int]] = deque(maxlen=_MOST_LOST)  # when, and for how long nothing could run
         self._every_s = min(1.0, max(0.02, limit_s / 10)) if limit_s else 1.0
         self._ending = ending
 
@@ -126,7 +124,7 @@ class Watchdog(Service):
         return self.still_s >= max(LONG_S, _UNUSUAL * self._usual_s)
 
     def run_once(self) -> float:
-        if self._limit_s:
+        if self._limit_us:
             self._watch_limit()
         self._watch_progress()
         self._look()
@@ -146,39 +144,38 @@ class Watchdog(Service):
             event("handlers_stand_still", level=WARNING, for_s=for_s, running=running, way_out=way_out)
 
     def _watch_limit(self) -> None:
-        now = time.monotonic()
+        now = run_us()  # it goes on while the machine sleeps, which is no doing of a handler
         silent_s = self.event_loop.silent_s() if self.event_loop is not None else 0.0
-        lost_s = max(now - self._due_s, 0.0 if silent_s else self._silent_s)
-        self._due_s, self._silent_s = now + self._every_s, silent_s
+        lost_s = max((now - self._due_us) / 1e6, 0.0 if silent_s else self._silent_s)
+        self._due_us, self._silent_s = now + 1e6 * self._every_s, silent_s
+        runs = [left for left in self._ending.journal.running() if not left.is_apart]
         if lost_s > _LATE_S:
-            self._give_back(lost_s)
-        hung = [
-            message for message in [*self._running.values()] if message.deadline is not None and message.deadline < now
-        ]
+            self._lost.append((now, int(1e6 * lost_s)))
+            named = [left.facts() for left in runs if self._gets_back(left, now)]
+            event("handlers_stood_still", level=WARNING, seconds=round(lost_s, 1), running=named[:_MOST_NAMED])
+        hung = [left for left in runs if left.start_us + self._limit_us + self._given_back_us(left) < now]
         if hung and self.event_loop is not None and silent_s:
-            keeping = self.event_loop.on_loop()  # none: it is not known
-            hung = [one for one in hung if not keeping or one in keeping] if silent_s > _TURNS_WITHIN_S else []
+            keeping = {one.stream_id for one in self.event_loop.on_loop()}  # none: it is not known
+            hung = [left for left in hung if not keeping or left.stream_id in keeping]
+            hung = hung if silent_s > _TURNS_WITHIN_S else []
         if hung:
             self._end(hung)
 
-    def _give_back(self, lost_s: float) -> None:
-        """Move deadlines by the time that was lost; none further than as long again as a handler may run, since one of
-        them may be what takes the time."""
-        began_us = run_us() - 2e6 * self._limit_s
-        kept = [one for one in [*self._running.values()] if one.start_us > began_us]
-        named = [one.facts() for one in kept[:_MOST_NAMED]]
-        event("handlers_stood_still", level=WARNING, seconds=round(lost_s, 1), running=named)
-        for message in kept:
-            message.deadline = (message.deadline or 0.0) + lost_s
+    def _gets_back(self, left: Left, at_us: int) -> bool:
+        """Return whether a run's deadline moves by the time that was lost then: none moves further than as long again
+        as a handler may run, since one of them may be what takes the time."""
+        return left.start_us < at_us < left.start_us + 2 * self._limit_us
 
-    def _end(self, hung: list[Message]) -> None:
-        # First: a handler that raises after all is counted by the executor.
-        starts = [
-            Left(message.ticket, message.stream_id, message.fence, message.known, message.start_us, True, message.slot)
-            for message in hung
-        ]
-        known = stacks({} if self.event_loop is None else self.event_loop.calls)
-        told = [known.get(message.stream_id, "") for message in hung]
-        for message, stack in zip(hung, told, strict=True):
-            event("handler_stuck", level=ERROR, trace=stack, **message.facts())
-        self._ending.end(starts, f"{len(hung)} handler(s) ran past the deadline", RAN_PAST, told)
+    def _given_back_us(self, left: Left) -> int:
+        return sum(lost_us for at_us, lost_us in self._lost if self._gets_back(left, at_us))
+
+    def stacks(self) -> dict[bytes, str]:
+        """Return where the handlers stand that run in this process, by message."""
+        return stacks({} if self.event_loop is None else self.event_loop.calls)
+
+    def _end(self, hung: list[Left]) -> None:
+        known = self.stacks()
+        told = [known.get(left.stream_id, "") for left in hung]
+        for left, stack in zip(hung, told, strict=True):
+            event("handler_stuck", level=ERROR, trace=stack, **left.facts())
+        self._ending.end(hung, f"{len(hung)} handler(s) ran past the deadline", RAN_PAST, told)

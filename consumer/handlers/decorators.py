@@ -7,12 +7,13 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from usher.common.base.errors import HandlerUnusable
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _BATCH = "__usher_batch__"
 _MOST, _LONGEST_WAIT_S = 10_000, 60.0
@@ -85,10 +86,24 @@ def declared(handler: Callable[..., Any], attribute: str, kind: type[T]) -> T | 
 _ATTRIBUTE = "usher_options"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HandlerOptions:
-    """The options of one handler that override the settings; None leaves a value to them. Times in seconds. ``body``:
-    how a typed handler's value is read (consumer/handlers/typed.py)."""
+    """A decorator that sets options of one handler; those that are not given (None) are as the settings say. The
+    function itself stays as it is.
+
+    ``max_attempts``: starts before the message becomes a dead letter (USHER_MAX_ATTEMPTS). ``backoff_s``: wait in
+    seconds before the second start, doubled for each further one (USHER_RETRY_SECONDS), up to ``backoff_cap_s``
+    (60). ``deadline_s``: longest that the handler may run before its process is ended; 0: no limit
+    (USHER_HANDLER_SECONDS). ``dead_letter_policy``: what a ticket does after a dead letter: skip or halt
+    (USHER_DEAD_LETTER_POLICY). ``rate``: messages of each ticket that start per second, evenly spaced; others go on
+    meanwhile, and a message that is tried again waits for its turn too. Not with ``@batch``. ``body``: what a typed
+    handler's value is made of: ``json`` or ``msgpack`` of the field ``body``, its ``bytes``, all ``fields``, or a
+    function of its bytes; as it is: JSON if there is a body, else all fields. ``away``: types of errors that say that
+    what the handler needs is away: what fails so waits, uncharged, and is tried one by one. ``settle_s``: a ticket
+    begins when nothing has come for so many seconds, at the latest ``settle_max_s`` (ten times as long) after its first
+    message; not with ``@batch``. ``message.absorb()`` takes what has come. Raises ValueError for values that no setting
+    accepts.
+    """
 
     max_attempts: int | None = None
     backoff_s: float | None = None
@@ -97,12 +112,13 @@ class HandlerOptions:
     dead_letter_policy: str | None = None
     rate: float | None = None
     body: str | Callable[[bytes], Any] = ""
-    away: tuple[type[BaseException], ...] = ()
+    away: tuple[type[BaseException], ...] | type[BaseException] = ()
     settle_s: float | None = None
     settle_max_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not all(isinstance(one, type) and issubclass(one, Exception) for one in self.away):
+        types = self.away if isinstance(self.away, tuple) else (self.away,)
+        if not all(isinstance(one, type) and issubclass(one, Exception) for one in types):
             raise ValueError(f"away must be types of exceptions (it is {self.away!r})")
         if self.max_attempts is not None and not (type(self.max_attempts) is int and 1 <= self.max_attempts <= 1000):
             raise ValueError(f"max_attempts must be a whole number from 1 to 1000 (it is {self.max_attempts!r})")
@@ -118,49 +134,31 @@ class HandlerOptions:
     def terms(self) -> bool:
         return self != HandlerOptions(body=self.body)
 
+    def __call__(self, function: F) -> F:
+        return _noted(_ATTRIBUTE, self, function)
+
+
+class _Decorator(Generic[P]):
+    def __init__(self, make: Callable[P, HandlerOptions]) -> None:
+        self._make: Callable[..., HandlerOptions] = make
+        functools.update_wrapper(self, make)
+
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> HandlerOptions: ...
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if args and not callable(args[0]):
+            raise TypeError("give the options of @handler by name: @handler(max_attempts=3)")
+        return self._make()(*args) if args else self._make(**options)
+
+
+#: ``HandlerOptions``, whose parentheses may be left out.
+handler = _Decorator(HandlerOptions)
+
 
 def given(asked: float | None, setting: float) -> float:
     return setting if asked is None else asked
-
-
-@overload
-def handler(function: F, /) -> F: ...
-@overload
-def handler(
-    *,
-    max_attempts: int | None = None,
-    backoff_s: float | None = None,
-    backoff_cap_s: float | None = None,
-    deadline_s: float | None = None,
-    dead_letter_policy: str | None = None,
-    rate: float | None = None,
-    body: str | Callable[[bytes], Any] = "",
-    away: tuple[type[BaseException], ...] | type[BaseException] = (),
-    settle_s: float | None = None,
-    settle_max_s: float | None = None,
-) -> Callable[[F], F]: ...
-def handler(function: Any = None, /, *, away: Any = (), **options: Any) -> Any:
-    """Set options of one handler. A decorator, with or without parentheses; options that are not given are as the
-    settings say.
-
-    ``max_attempts``: starts before the message becomes a dead letter (USHER_MAX_ATTEMPTS). ``backoff_s``: wait in
-    seconds before the second start, doubled for each further one (USHER_RETRY_SECONDS), up to ``backoff_cap_s``
-    (60). ``deadline_s``: longest that the handler may run before its process is ended; 0: no limit
-    (USHER_HANDLER_SECONDS). ``dead_letter_policy``: what a ticket does after a dead letter: skip or halt
-    (USHER_DEAD_LETTER_POLICY). ``rate``: messages of each ticket that start per second, evenly spaced; others go on
-    meanwhile, and a message that is tried again waits for its turn too. Not with ``@batch``. ``body``: what a typed
-    handler's value is made of: ``json`` or ``msgpack`` of the field ``body``, its ``bytes``, all ``fields``, or a
-    function of its bytes; as it is: JSON if there is a body, else all fields. ``away``: types of errors that say that
-    what the handler needs is away: what fails so waits, uncharged, and is tried one by one. ``settle_s``: a ticket
-    begins when nothing has come for so many seconds, at the latest ``settle_max_s`` (ten times as long) after its first
-    message; not with ``@batch``. ``message.absorb()`` takes what has come. The function itself stays as it is.
-    Raises ValueError for values that no setting accepts.
-    """
-    if function is not None and not callable(function):
-        raise TypeError("give the options of @handler by name: @handler(max_attempts=3)")
-    asked = HandlerOptions(**options, away=away if isinstance(away, tuple) else (away,))
-    mark = functools.partial(_noted, _ATTRIBUTE, asked)
-    return mark if function is None else mark(function)
 
 
 def options_of(function: Callable[..., Any]) -> HandlerOptions:

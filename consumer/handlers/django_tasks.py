@@ -131,7 +131,7 @@ class TaskBackend(BaseTaskBackend):
             producer.send(ticket_id, fields, result.id, task.run_after and int(1000 * task.run_after.timestamp()))
             for used in connections.all(initialized_only=True):
                 if used.in_atomic_block:
-                    used.on_commit(_UntilCommit(task.module_path, str(result.id), used.alias))
+                    _tell_of_rollback(used, task.module_path, str(result.id))
         task_enqueued.send_robust(type(self), task_result=result)
         return result
 
@@ -228,22 +228,17 @@ def _producer(redis: str, stream: str | None, ticket_field: str | None) -> Produ
     return Producer(redis, **{name: value for name, value in given.items() if value})  # type: ignore[arg-type]
 
 
-class _UntilCommit:
-    """Callback of a transaction in which a task was sent: if it is dropped, for a rollback, the task runs all
-    the same, and the log says so. Django tells of commits alone, but drops what waits for one with its savepoint."""
+def _tell_of_rollback(used: Any, task: str, uid: str) -> None:
+    """Have the log say that a task runs all the same whose transaction is rolled back. Django tells of commits alone,
+    but drops what waits for one with its savepoint."""
 
-    def __init__(self, task: str, uid: str, database: str) -> None:
-        self._undone = weakref.finalize(self, self._tell, task, uid, database)
-        self._undone.atexit = False
+    def committed() -> None:
+        undone.detach()
 
-    def __call__(self) -> None:
-        self._undone.detach()
-
-    @staticmethod
-    def _tell(task: str, uid: str, database: str) -> None:
-        way_out = "OPTIONS outbox, or transaction.on_commit"
-        level = WARNING
-        event("task_sent_and_rolled_back", level=level, task=task, uid=uid, database=database, way_out=way_out)
+    facts = {"task": task, "uid": uid, "database": used.alias, "way_out": "OPTIONS outbox, or transaction.on_commit"}
+    undone = weakref.finalize(committed, lambda: event("task_sent_and_rolled_back", level=WARNING, **facts))
+    undone.atexit = False
+    used.on_commit(committed)
 
 
 def _result(task: Any, result_id: str, args: Any, kwargs: Any, backend: str) -> Any:

@@ -6,11 +6,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import inspect
 import os
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,16 +17,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from usher.common.base.callables import unawaitable_reason, unfinished_kind
+from usher.common.base.callables import unfinished_kind
 from usher.common.base.errors import HandlerUnusable
 from usher.common.base.log import WARNING, event
 from usher.common.base.text import format_error
 from usher.common.observability import tracing
-from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of, with_middleware
+from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of
+from usher.consumer.handlers.error_trace import raised_at
 from usher.consumer.handlers.message import Message
-from usher.consumer.handlers.typed import is_async, typed_call
-
-Handle = Callable[[Message], Any]
+from usher.consumer.handlers.typed import call_of
 
 
 @dataclass(frozen=True)
@@ -47,11 +43,6 @@ class Handler:
 def load_handler(spec: str) -> Handler:
     """Import ``module:function``; the current folder is searched too. Raises HandlerUnusable, which says what to
     mend."""
-    return handler_of(load_target(spec), spec)
-
-
-def load_target(spec: str) -> Any:
-    """Import ``module:function`` as it stands there. Raises HandlerUnusable, which says what to mend."""
     module_name, colon, attribute = spec.partition(":")
     if not colon or not module_name or not attribute:
         raise HandlerUnusable(f"USHER_HANDLER must look like module:function (it is {spec!r})")
@@ -66,7 +57,7 @@ def load_target(spec: str) -> Any:
         target = getattr(target, part, None)
         if target is None:
             raise HandlerUnusable(f"USHER_HANDLER={spec}: {module_name}{_imported(module)} has no {attribute}")
-    return target
+    return handler_of(target, spec)
 
 
 def code_of(spec: str) -> str:
@@ -85,7 +76,6 @@ def handler_of(target: Any, spec: str = "") -> Handler:
     spec = spec or f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', repr(target))}"
     if not callable(target):
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {spec.partition(':')[2]} is not a function")
-    _check_runs(spec, target)
     options, batched = options_of(target), batch_of(target)
     if (options.rate, options.settle_s) != (None, None) and batched is not None:
         raise HandlerUnusable(
@@ -93,12 +83,7 @@ def handler_of(target: Any, spec: str = "") -> Handler:
             " tickets of a @batch handler with `usher slow`"
         )
     try:
-        if hasattr(type(target), "handler_body"):  # a router, run_task of usher.django; a Mock has any attribute
-            call = target.handler_body()
-        else:
-            call = typed_call(target, options.body, batched is not None)
-        awaited = is_async(call)
-        call = with_middleware(target, call, awaited)
+        call, awaited = call_of(target)
     except HandlerUnusable as problem:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {problem}") from None
     # What a call sets in its context ends with it. A coroutine runs in that of its task, which pools change.
@@ -144,38 +129,13 @@ def _tell_of_future() -> None:
     event("handler_returned_future", level=WARNING, what=what, way_out=way_out)
 
 
-def _check_runs(spec: str, target: Callable[..., Any]) -> None:
-    """Raise HandlerUnusable for a generator or a class: a call runs nothing of it, and every message would count as
-    handled."""
-    if kind := unawaitable_reason(target, may_be_async=True):
-        way_out = (
-            "; make an object of it in the module, and name that, or that and a method (shop:orders.handle)"
-            if inspect.isclass(target)
-            else "; parts of a result go out with message.progress"
-        )
-        raise HandlerUnusable(f"USHER_HANDLER={spec}: it is {kind}{way_out}")
-
-
 def _describe_import_error(spec: str, module_name: str, problem: BaseException) -> str:
     missing = getattr(problem, "name", None) or ""
     if isinstance(problem, ModuleNotFoundError) and missing == module_name.partition(".")[0]:
         way_out = "install its project, or name its folder in PYTHONPATH"
         return f"USHER_HANDLER={spec}: there is no module {missing!r} in {os.getcwd()} or on the Python path: {way_out}"
-    return f"USHER_HANDLER={spec} cannot be imported: {format_error(problem)}{_place(problem)}"
-
-
-def _place(problem: BaseException) -> str:
-    """Return the place in the handler's project that raised it: the last line that ran outside Python itself; "" when
-    it is unknown."""
-    if isinstance(problem, SyntaxError):
-        return ""  # its text has the line
-    own = sysconfig.get_paths()["stdlib"]
-    frames = [
-        frame
-        for frame in traceback.extract_tb(problem.__traceback__)
-        if not frame.filename.startswith(("<", own, __file__))
-    ]
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    at = raised_at(problem)  # of its own code; the text of a SyntaxError has the line
+    return f"USHER_HANDLER={spec} cannot be imported: {format_error(problem)}{f' ({at})' if at else ''}"
 
 
 def _imported(module: ModuleType) -> str:

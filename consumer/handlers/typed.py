@@ -27,11 +27,28 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 Reader = Callable[[Any], Any]
 
 
-def typed_call(target: Callable[..., Any], body: str | Callable[[bytes], Any], is_batch: bool) -> Callable[..., Any]:
-    """Return what calls ``target`` with a message: itself, or, if it asks for a type, a function that validates first.
+def call_of(target: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """Return what calls a handler with a message, or a list of them, with all that it declares about itself; and
+    whether the result is to be awaited. Raises HandlerUnusable, without the handler's name, for what cannot be called,
+    and where a call runs nothing: every message would count as handled."""
+    if kind := unawaitable_reason(target, may_be_async=True):
+        way_out = (
+            "make an object of it in the module, and name that, or that and a method (shop:orders.handle)"
+            if inspect.isclass(target)
+            else "parts of a result go out with message.progress"
+        )
+        raise HandlerUnusable(f"it is {kind}; {way_out}")
+    if hasattr(type(target), "handler_body"):  # a router, run_task of usher.django; a Mock has any attribute
+        call = target.handler_body()  # type: ignore[attr-defined]
+        awaited = is_async(call)
+    else:
+        call, awaited = _typed_call(target, options_of(target).body, batch_of(target) is not None), is_async(target)
+    return with_middleware(target, call, awaited), awaited
 
-    ``body``: see ``handler``. Raises HandlerUnusable, without the handler's name, for what cannot be called.
-    """
+
+def _typed_call(target: Callable[..., Any], body: str | Callable[[bytes], Any], is_batch: bool) -> Callable[..., Any]:
+    """Return what calls ``target`` with a message: itself, or, if it asks for a type, a function that validates first.
+    ``body``: see ``HandlerOptions``."""
     asked, takes_message = asked_type(target)
     if asked is None:
         if body != "":
@@ -40,14 +57,6 @@ def typed_call(target: Callable[..., Any], body: str | Callable[[bytes], Any], i
     if is_batch:
         raise HandlerUnusable("a batch handler takes the list of messages; validate each in it (TypeAdapter)")
     read = _reader(asked, body)
-    if is_async(target):
-
-        @functools.wraps(target)
-        async def call_later(message: Any) -> Any:
-            value = read(message)
-            return await (target(value, message) if takes_message else target(value))
-
-        return call_later
 
     @functools.wraps(target)
     def call(message: Any) -> Any:
@@ -209,9 +218,8 @@ class Router:
     """
 
     def __init__(self) -> None:
-        self._routes: dict[tuple[str, str], Callable[..., Any]] = {}
+        self._routes: dict[tuple[str, str] | None, Callable[..., Any]] = {}  # None: all others
         self._fields: dict[str, None] = {}  # in the order of their declaration
-        self._otherwise: Callable[..., Any] | None = None
         self._calls: dict[Any, Callable[..., Any]] = {}
 
     def on(self, field: str, *values: str) -> Callable[[F], F]:
@@ -231,7 +239,7 @@ class Router:
 
     def otherwise(self, function: F) -> F:
         """Declare the handler of all other messages. A decorator."""
-        self._otherwise = self._checked(function)
+        self._routes[None] = self._checked(function)
         return function
 
     def _checked(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,32 +247,21 @@ class Router:
             raise TypeError("a handler of a router takes one message: @batch cannot be routed")
         return function
 
-    def declared(self) -> dict[tuple[str, str] | None, Callable[..., Any]]:
-        """Return the handler for each (field, value), and under None the one for all others."""
-        every: dict[Any, Callable[..., Any]] = dict(self._routes)
-        if self._otherwise is not None:
-            every[None] = self._otherwise
-        return every
-
     def handler_body(self) -> Callable[..., Any]:
         """Return what calls the right handler. Raises HandlerUnusable for handlers that cannot be called."""
-        every = self.declared()
-        if not every:
+        kinds = set[bool]()
+        if not self._routes:
             raise HandlerUnusable("the router has no handlers: import the modules that declare them")
-        for function in every.values():
+        for function in self._routes.values():
             name = getattr(function, "__qualname__", repr(function))
-            options = options_of(function)
-            if options.terms():
+            if options_of(function).terms():
                 raise HandlerUnusable(f"{name}: attempts and times are of the router: handler(max_attempts=3)(router)")
-            if kind := unawaitable_reason(function, may_be_async=True):
-                raise HandlerUnusable(f"{name}: it is {kind}")
             try:
-                call = typed_call(function, options.body, False)
-                call = with_middleware(function, call, is_async(call))
+                call, awaited = call_of(function)
             except HandlerUnusable as problem:
                 raise HandlerUnusable(f"{name}: {problem}") from None
-            self._calls.update({key: call for key, one in every.items() if one is function})
-        kinds = {is_async(call) for call in self._calls.values()}
+            self._calls.update({key: call for key, one in self._routes.items() if one is function})
+            kinds.add(awaited)
         if len(kinds) == 2:
             raise HandlerUnusable("handlers of one router are all `def`, or all `async def`")
         return self._call_later if kinds == {True} else self

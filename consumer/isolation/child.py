@@ -19,47 +19,33 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-import orjson
 
 from usher.common.base.clock import now_s, run_us
-from usher.common.base.errors import GiveUp, HandlerUnusable, Invalid, RetryLater, readable
+from usher.common.base.errors import GiveUp, HandlerUnusable
 from usher.common.base.log import configure, in_hand
-from usher.common.base.text import format_error
 from usher.common.protocol.attempts import Attempts
 from usher.common.runtime.fork_guard import ForkGuard, end_with_parent
 from usher.common.runtime.service import Service, ServiceEnded
+from usher.consumer.handlers.batches import judge
 from usher.consumer.handlers.decorators import given
-from usher.consumer.handlers.error_trace import traced, type_name
 from usher.consumer.handlers.loader import Handler, check_ran, load_handler, with_spans
 from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.isolation.process import (
-    DONE,
-    GAVE_UP,
     INTERRUPT,
-    INVALID,
-    LATER,
-    LEASE,
-    PART,
-    RAISED,
-    STARTS,
     STATUS,
     TELL_WHERE,
     CallResult,
     Piece,
     ProcessSpec,
     pidfd,
-    to_wire,
 )
-from usher.consumer.policy.batches import judge
 
-#: Longest wait in seconds that an answer may give: JSON has no infinity.
-_LONGEST_WAIT_S = 10 * 365 * 86_400.0
-#: Seconds between looks at the lease, and how many of them must find that it has ended.
+#: Seconds between looks at the lease while a handler runs, and how many of them must find that it has ended.
 _LOOK_S, _LOOKS = 0.05, 3
 
 
@@ -126,13 +112,14 @@ class Slot(Service):
     stalls_after_s = math.inf
 
     def __init__(
-        self, asker: socket.socket, handler: Handler, make: type[Message], lease: OwnLease, limit_s: float
+        self, asker: Connection, handler: Handler, make: type[Message], lease: OwnLease, limit_s: float
     ) -> None:
         super().__init__()
         self.pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()  # None: no more will come
-        self._asker = asker
+        self._asker, self._answering = asker, threading.Lock()
         self.call = HandlerCall(handler)
         make.cancelled_apart = self.call.interrupted
+        make.on_progress = lambda some, told: self.answer(told)
         self._make = make
         self._limit_s = limit_s
         self._lease = lease
@@ -142,25 +129,27 @@ class Slot(Service):
         piece = self.pieces.get()
         if piece is None:
             raise ServiceEnded
-        self.is_busy = True
         result = self._run(piece)
         self.is_busy = False
-        self._asker.sendall(to_wire(result))
+        self.answer(result)
         return 0.0
+
+    def answer(self, what: object) -> None:
+        with self._answering:  # a handler's threads may all have parts of its result
+            self._asker.send(what)
 
     def on_end(self) -> None:
         self.call.close()
 
     def _run(self, piece: Piece) -> CallResult:
-        message = self._make(
-            piece.ticket, piece.stream_id, piece.fence, list(piece.flat), self._lease, Attempts(*piece.known)
-        )
+        known = Attempts(*piece.known)
+        message = self._make(piece.ticket, piece.stream_id, piece.fence, list(piece.flat), self._lease, known)
         message.attempt += 1
         message.start_us = run_us()
         message.first_ms = message.start_us // 1000
         message.slot = 1  # in hand: log lines name it
         in_hand.set(message)
-        self._asker.sendall(to_wire({STARTS: True}))
+        self.answer(True)
         began_s = time.monotonic()
         message.deadline = began_s + self._limit_s if self._limit_s else None
         with ForkGuard():  # forked children must not answer, nor take the next order
@@ -168,30 +157,7 @@ class Slot(Service):
         seconds = time.monotonic() - began_s
         message.slot = 0
         told = getattr(message, "answer", None) if raised is None else None
-        return replace(ended(raised and _without_us(raised), seconds), answer=told)
-
-
-class LeaseEnd(Service):
-    """The service that ends this process when the lease has ended while a handler runs: who asked does so, unless it
-    stands still, and another owner may run the message by then."""
-
-    name = "guard"
-
-    def __init__(self, asker: socket.socket, lease: OwnLease, slot: Slot) -> None:
-        super().__init__()
-        self._orders = select.poll()
-        self._orders.register(asker, select.POLLIN)
-        self._lease = lease
-        self._slot = slot
-        self._looks = 0
-
-    def run_once(self) -> float:
-        # It may be renewed by an order that is not read yet, when a handler has kept the interpreter.
-        is_over = self._slot.is_busy and not self._lease.holds() and not self._orders.poll(0)
-        self._looks = self._looks + 1 if is_over else 0
-        if self._looks > _LOOKS:
-            end_all()
-        return _LOOK_S
+        return CallResult.of(raised and _without_us(raised), round(seconds, 6), told)
 
 
 def end_all() -> None:
@@ -203,19 +169,6 @@ def _without_us(raised: BaseException) -> BaseException:
     while calls is not None and calls.tb_frame.f_code.co_filename == __file__:
         calls = calls.tb_next
     return raised if calls is None else raised.with_traceback(calls)
-
-
-def ended(raised: BaseException | None, seconds: float) -> CallResult:
-    seconds = round(seconds, 6)
-    if raised is None:
-        return CallResult(DONE, seconds=seconds)
-    problem = readable(raised)
-    if isinstance(problem, RetryLater):
-        after_s = float(problem.after_s)
-        after_s = min(max(0.0, after_s), _LONGEST_WAIT_S) if not math.isnan(after_s) else 0.0
-        return CallResult(LATER, format_error(problem), type_name(problem), traced(problem), after_s, seconds)
-    how = INVALID if isinstance(problem, Invalid) else GAVE_UP if isinstance(problem, GiveUp) else RAISED
-    return CallResult(how, format_error(problem), type_name(problem), traced(problem), seconds=seconds)
 
 
 def _ignore(*_: object) -> None:
@@ -252,7 +205,7 @@ def main(orders: int) -> None:
     os.close(asker)
     end_with_parent()
     os.setpgid(0, 0)
-    with contextlib.suppress(ConnectionError, StopIteration):  # who asked was killed, which others tell
+    with contextlib.suppress(ConnectionError, EOFError):  # who asked was killed, which others tell
         run(*asked)
 
 
@@ -282,33 +235,40 @@ def run(asked_by: int, where: int) -> None:
     faulthandler.register(TELL_WHERE, where)
     # Whatever the handler prints is seen, even if its process is killed.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    asker = socket.socket(fileno=asked_by)
-    orders = map(orjson.loads, asker.makefile("rb"))
-    spec = ProcessSpec(**next(orders))
+    asker = Connection(asked_by)
+    spec: ProcessSpec = asker.recv()
     level, style = spec.log
     configure(spec.program, level, style, spec.secrets)
     try:
         handler = with_spans(load_handler(spec.handler), spec.stream, spec.group)
     except HandlerUnusable as unusable:
-        asker.sendall(to_wire({"cannot": str(unusable)}))
+        asker.send(str(unusable))
         return
     limit_s = given(handler.options.deadline_s, spec.handler_s)
     lease = OwnLease(0.0 if spec.has_lease else math.inf, now_s())
     made = message_type(spec.stream, spec.is_gathered, spec.is_rehearsal)
-    made.on_progress = lambda some, told: asker.sendall(to_wire({PART: told}))
     slot = Slot(asker, handler, made, lease, limit_s)
-    asker.sendall(to_wire({"limit_s": limit_s}))
+    asker.send(limit_s)
     slot.start()
-    if spec.has_lease:
-        LeaseEnd(asker, lease, slot).start()
-    for order in orders:
-        if LEASE in order:
-            lease.ends_s = order[LEASE]
-        elif INTERRUPT in order:
-            slot.call.cancel()
-        else:
-            slot.call.interrupted.clear()
-            slot.pieces.put(Piece.of(order))
+    looks = 0
+    with contextlib.suppress(ConnectionError, EOFError):
+        while True:
+            if not asker.poll(_LOOK_S if slot.is_busy else None):
+                # Who asked ends this process when the lease has ended, unless it stands still; and another owner may
+                # run the message by then.
+                looks = looks + 1 if slot.is_busy and not lease.holds() else 0
+                if looks > _LOOKS:
+                    end_all()
+                continue
+            order, looks = asker.recv(), 0
+            if isinstance(order, Piece):
+                slot.call.interrupted.clear()
+                slot.is_busy = True
+                slot.pieces.put(order)
+            elif order == INTERRUPT:
+                slot.call.cancel()
+            else:
+                lease.ends_s = order
     # Who asked has gone, and we were not told: a handler that changes its user clears PR_SET_PDEATHSIG.
     if slot.is_busy:
         end_all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import enum
 import os
 import re
 import select
@@ -19,22 +20,33 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
-import orjson
-
-from usher.common.base.errors import StartRefused
+from usher.common.base.errors import LONGEST_WAIT_S, GiveUp, Invalid, RetryLater, StartRefused, readable
+from usher.common.base.text import format_error
 from usher.common.runtime.memory import oom_kills
 from usher.common.runtime.own_command import usher_command
+from usher.consumer.handlers.error_trace import traced, type_name
 
-DONE, RAISED, LATER, GAVE_UP, INVALID = "done", "raised", "retry_later", "gave_up", "invalid"
-HUNG, DIED, NOT_RUN = "hung", "died", "not_run"
 
-#: The key of an order that only says when the lease ends, on the clock ``now_s``, or that the run is interrupted; of
-#: the answer that the handler is called next; and of one with a part of the result.
-LEASE, INTERRUPT, STARTS, PART = "lease_ends_s", "interrupt", "starts", "part"
+class How(enum.StrEnum):
+    """The way in which a call ended. HUNG: it was ended; DIED: it ended its process."""
+
+    DONE = "done"
+    RAISED = "raised"
+    LATER = "retry_later"
+    GAVE_UP = "gave_up"
+    INVALID = "invalid"
+    HUNG = "hung"
+    DIED = "died"
+    NOT_RUN = "not_run"
+
+
+#: The order that interrupts the run; one that is a number says when the lease ends, on the clock ``now_s``.
+INTERRUPT = "interrupt"
 #: The frame that calls the handler; the frames below it are ours.
 _OURS = re.compile(r'^ +File ".*[/\\]consumer[/\\]isolation[/\\]child\.py".*$', re.MULTILINE)
 
@@ -43,8 +55,8 @@ _OURS = re.compile(r'^ +File ".*[/\\]consumer[/\\]isolation[/\\]child\.py".*$', 
 class ProcessSpec:
     """The facts that the process needs. ``handler``: as module:function; ``stream``: its ticket stream; ``handler_s``:
     USHER_HANDLER_SECONDS, 0 is no limit; ``log``: level and format of the handler's logging; ``secrets``: texts that no
-    log may show; ``program``: its name in the log. ``has_lease``: the asker will say until when the messages are ours
-    (``LEASE``). ``group``: the consumer group, for spans."""
+    log may show; ``program``: its name in the log. ``has_lease``: the asker will say until when the messages are ours.
+    ``group``: the consumer group, for spans."""
 
     handler: str
     stream: str
@@ -61,12 +73,7 @@ class ProcessSpec:
 @dataclass(frozen=True)
 class Piece:
     """A message, as a consumer knows it. ``known``: starts, failures, crashes and losses before; ``flat``: names and
-    values by turns.
-
-    >>> one = Piece(b"42", b"5-1", 9, (1, 1, 0, 0), (b"a", b"\\xff"))
-    >>> Piece.of(orjson.loads(to_wire(one))) == one
-    True
-    """
+    values by turns."""
 
     ticket: bytes
     stream_id: bytes
@@ -74,59 +81,54 @@ class Piece:
     known: tuple[int, int, int, int]
     flat: Sequence[bytes]
 
-    @classmethod
-    def of(cls, told: dict[str, Any]) -> Piece:
-        ticket, stream_id, *flat = from_wire([told["ticket"], told["stream_id"], *told["flat"]])
-        starts, failures, crashes, losses = told["known"]
-        return cls(ticket, stream_id, told["fence"], (starts, failures, crashes, losses), tuple(flat))
-
 
 @dataclass(frozen=True)
 class CallResult:
     """The result of a handler's call.
 
-    ``how``: done, raised, retry_later, gave_up, invalid, hung (it was ended), died (it ended its process), not_run.
     ``error``: type and text of the exception, else another remark; ``after_s``: seconds that a RetryLater asks for;
     ``seconds``: duration of the call; ``is_in_doubt``: it died, and need not be the reason; ``answer``: what its caller
-    is told, as ``from_wire`` reads it.
+    is told.
     """
 
-    how: str
+    how: How
     error: str = ""
     error_type: str = ""
     traceback: str = ""
     after_s: float = 0.0
     seconds: float = 0.0
     is_in_doubt: bool = False
-    answer: Sequence[Any] | None = None
+    answer: tuple[bytes, bytes] | None = None
+
+    @classmethod
+    def of(cls, raised: BaseException | None, seconds: float = 0.0, answer: Any = None) -> CallResult:
+        """Return the result of a call that raised this; None: it returned."""
+        if raised is None:
+            return cls(How.DONE, seconds=seconds, answer=answer)
+        problem = readable(raised)
+        after_s = min(max(0.0, float(getattr(problem, "after_s", 0.0))), LONGEST_WAIT_S)
+        kinds = {RetryLater: How.LATER, Invalid: How.INVALID, GiveUp: How.GAVE_UP, BaseException: How.RAISED}
+        how = next(how for kind, how in kinds.items() if isinstance(problem, kind))
+        return cls(how, format_error(problem), type_name(problem), traced(problem), after_s, seconds)
 
     @property
     def is_taken(self) -> bool:
-        return self.how == DONE
+        return self.how == How.DONE
 
     def told(self) -> str:
         """Describe the result in a few words.
 
-        >>> CallResult(RAISED, "KeyError: 'x'").told(), CallResult(LATER, after_s=30).told()
+        >>> CallResult(How.RAISED, "KeyError: 'x'").told(), CallResult(How.LATER, after_s=30).told()
         ("raises KeyError: 'x'", 'RetryLater 30 s')
-        >>> CallResult(DIED, "by SIGABRT").told()
+        >>> CallResult(How.DIED, "by SIGABRT").told()
         'ended its process by SIGABRT'
         """
-        if self.how == LATER:
+        if self.how == How.LATER:
             return f"RetryLater {self.after_s:g} s"
-        if self.how == DONE:
+        if self.how == How.DONE:
             return "done"
-        words = {RAISED: "raises ", HUNG: "hung: ", DIED: "ended its process ", NOT_RUN: "not run: "}
-        return words.get(self.how, "") + self.error
-
-
-def to_wire(told: object) -> bytes:
-    """Return a line of JSON; bytes are text there, a letter for each (Latin-1)."""
-    return orjson.dumps(told, default=lambda data: data.decode("latin-1")) + b"\n"
-
-
-def from_wire(told: Sequence[str] | None) -> Any:
-    return told and tuple(part.encode("latin-1") for part in told)
+        begins = {How.RAISED: "raises ", How.HUNG: "hung: ", How.DIED: "ended its process ", How.NOT_RUN: "not run: "}
+        return begins.get(self.how, "") + self.error
 
 
 def calls_of_handler(dump: str) -> str:
@@ -281,54 +283,44 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
         # A dying process writes here what it was doing.
         self._where = tempfile.TemporaryFile()  # noqa: SIM115 - closed at our own end
         self._limit_s = 0.0
-        self._rest = b""
         self._is_late = False
         self.on_part: Callable[[tuple[bytes, bytes]], None] = lambda told: None
-        #: Other observations, as sentences.
+        #: Other observations, as sentences, and what takes one.
         self.notes: list[str] = []
+        self.note: Callable[[str], object] = self.notes.append
 
     def run(self, piece: Piece) -> CallResult:
         """Run the handler on this message and return how the call ended. Raises StartRefused when the handler cannot be
         loaded."""
         process = self.begin()
-        if not self._takes(piece):
+        if self._asked(piece, _SEND_S) is None:
             told = f"did not take the message within {_SEND_S:g} s"
             if (code := process.wait(_END_S)) is not None:
                 told = f"ended {_ending(code)} before it took the message"
             self._kill()
-            return CallResult(NOT_RUN, f"the handler's process {told}")
+            return CallResult(How.NOT_RUN, f"the handler's process {told}")
         began_s, kills = time.monotonic(), oom_kills()
         limit_s = self._limit_s or self._usual_limit_s
         self.is_fresh = False
         self._is_late = is_in_doubt = False
-        try:
-            while (answer := self._hear(began_s + limit_s + _GRACE_S - time.monotonic())) and PART in answer:
-                self.on_part(from_wire(answer[PART]))
-        except OSError:  # it has gone
-            answer = None
-        if answer is not None:
-            return CallResult(**answer)
+        while isinstance(answer := self._hear(began_s + limit_s + _GRACE_S - time.monotonic()), tuple):
+            self.on_part(answer)
+        if isinstance(answer, CallResult):
+            return answer
         seconds = time.monotonic() - began_s
         if not self._is_late:
-            how, code = DIED, process.wait(_END_S)
+            how, code = How.DIED, process.wait(_END_S)
             told = _ending(code) if code is not None else "by closing what connects us with it"
             is_in_doubt = code in (None, -signal.SIGKILL) and oom_kills() != kills
             told += ", when the kernel ended processes for want of memory" if is_in_doubt else ""
         else:
-            how, told = HUNG, f"it did not end within {limit_s:g} s"
+            how, told = How.HUNG, f"it did not end within {limit_s:g} s"
             told += "" if self._limit_s else ", and no limit is set (--handler-seconds)"
             with contextlib.suppress(OSError):  # it has just ended, or has changed its user
                 os.kill(process.pid, TELL_WHERE)
             process.wait(_LAST_WORDS_S)
         self._kill()
         return CallResult(how, told, traceback=self._last_words(), seconds=seconds, is_in_doubt=is_in_doubt)
-
-    def _takes(self, piece: Piece) -> bool:
-        try:
-            self._socket.sendall(to_wire(piece))
-            return self._hear(_SEND_S) is not None
-        except OSError:  # it has gone, or does not read
-            return False
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.end(gently=kind is None)
@@ -338,23 +330,22 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
         process = self._process
         if process is not None and gently:
             self._note_end(process)
-            self._socket.close()  # it reads the end
+            self._pipe.close()  # it reads the end
             process.wait(_END_S)
         self._kill()
         self._where.close()
         if self._is_own_template:
             self._template.end()
 
-    def tell(self, order: Mapping[str, Any]) -> bool:
+    def tell(self, order: float | str) -> bool:
         """Send something that has no answer. Return False when the process is too busy to take it."""
-        if self._process is None:
+        room = select.poll()
+        if self._process is not None:
+            room.register(self._pipe, select.POLLOUT)
+        if not room.poll(0):
             return False
-        try:
-            self._socket.send(to_wire(order), socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:  # it has gone
-            pass
+        with contextlib.suppress(OSError):  # it has gone
+            self._pipe.send(order)
         return True
 
     def begin(self) -> Forked:
@@ -367,7 +358,7 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
     def _note_end(self, process: Forked) -> bool:
         code = process.wait()
         if code is not None:
-            self.notes.append(
+            self.note(
                 f"the handler's process ended {_ending(code)} when a call was over: something that the handler began"
                 " goes on behind it"
             )
@@ -384,13 +375,10 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
             raise StartRefused(f"no process for the handler: {problem}") from problem
         finally:
             theirs.close()
-        ours.settimeout(_SEND_S)
-        self._process, self._socket, self._rest, self.is_fresh = process, ours, b"", True
-        try:
-            ours.sendall(to_wire(self._spec))
-            answer = self._hear(_IMPORT_S)
-        except OSError:
-            answer = None
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):  # it may stand still in the middle of a message
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(_SEND_S), 0))
+        self._process, self._pipe, self.is_fresh = process, Connection(ours.detach()), True
+        answer = self._asked(self._spec, _IMPORT_S)
         if answer is None:
             code = process.wait(_END_S)
             ended = _ending(code) if code is not None else f"did not end within {_IMPORT_S:g} s"
@@ -398,18 +386,24 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
             raise StartRefused(
                 f"{self._spec.handler}: its import ended the process {ended}\n{self._last_words()}".strip()
             )
-        if "cannot" in answer:
+        if isinstance(answer, str):
             self._kill()
-            raise StartRefused(answer["cannot"])
-        self._limit_s = answer["limit_s"]
+            raise StartRefused(answer)
+        self._limit_s = answer
         return process
 
-    def _hear(self, within_s: float) -> dict[str, Any] | None:
+    def _asked(self, order: object, within_s: float) -> Any:
+        """Send an order, and return its answer; None where the process has gone, or does not read or answer it."""
+        try:
+            self._pipe.send(order)
+        except OSError:
+            return None
+        return self._hear(within_s)
+
+    def _hear(self, within_s: float) -> Any:
         looked_s = time.monotonic()
         until_s = looked_s + within_s
-        sockets = select.poll()  # select() takes no number above 1023
-        sockets.register(self._socket, select.POLLIN)
-        while b"\n" not in self._rest:
+        while True:
             self._check()
             now = time.monotonic()
             if now - looked_s > _LATE_S:  # given back: the process may have stood still with us
@@ -418,23 +412,20 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
             left_s = until_s - now
             # Before the look: the output of its last moment counts.
             is_over = self._process is None or self._process.wait() is not None
-            if sockets.poll(0 if is_over else 1000 * min(max(left_s, 0.0), _LOOK_EVERY_S)):
-                chunk = self._socket.recv(65_536)
-                if not chunk:
+            if self._pipe.poll(0 if is_over else min(max(left_s, 0.0), _LOOK_EVERY_S)):
+                try:
+                    return self._pipe.recv()
+                except (EOFError, OSError):  # it has gone
                     return None
-                self._rest += chunk
-            elif is_over or left_s <= 0:  # over: a child of the process still holds the socket
+            if is_over or left_s <= 0:  # over: a child of the process still holds the socket
                 self._is_late = not is_over
                 return None
-        line, _, self._rest = self._rest.partition(b"\n")
-        answer: dict[str, Any] = orjson.loads(line)
-        return answer
 
     def _kill(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        self._socket.close()  # it reads the end, and ends itself if we may not: its handler has changed the user
+        self._pipe.close()  # it reads the end, and ends itself if we may not: its handler has changed the user
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(_END_S)

@@ -33,21 +33,13 @@ from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
 from usher.consumer.execution.lanes import Lane
 from usher.consumer.handlers.message import Message
 from usher.consumer.isolation.process import (
-    DIED,
-    DONE,
-    GAVE_UP,
-    HUNG,
     INTERRUPT,
-    INVALID,
-    LATER,
-    LEASE,
-    NOT_RUN,
     CallResult,
     HandlerProcess,
+    How,
     Piece,
     ProcessSpec,
     Template,
-    from_wire,
 )
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.quarantine import is_unseen, needs_fresh_process
@@ -124,12 +116,6 @@ class SuspectWorker(Service):
         child, self._child = self._child, None
         if child is not None:
             child.end(gently)
-            self._tell_of(child)
-
-    def _tell_of(self, child: HandlerProcess) -> None:
-        for note in child.notes:
-            event("handler_process_ended", level=WARNING, what=note)
-        child.notes.clear()
 
     def _run(self, lane: Lane) -> None:
         executor = self._executor
@@ -161,13 +147,13 @@ class SuspectWorker(Service):
         finally:
             self._runs = b""
             executor.cancelled.discard(message.stream_id)
-        if result.how == NOT_RUN:
+        if result.how == How.NOT_RUN:
             self._refused(result.error)
             executor.not_started(lane, message, _AGAIN_S)
             return
         executor.refused_children = 0
-        if result.how == DONE:
-            message.answer = from_wire(result.answer)
+        if result.how == How.DONE:
+            message.answer = result.answer
             end_us = message.start_us + (time.monotonic_ns() - began_ns) // 1000
             if executor.succeeded(lane, message, message.start_us, end_us):
                 executor.lanes.release(lane)
@@ -183,12 +169,12 @@ class SuspectWorker(Service):
         try:
             if self._child is None:
                 self._child = HandlerProcess(self._spec, self._check, math.inf, self._template)
+                self._child.note = lambda what: event("handler_process_ended", level=WARNING, what=what)
             child = self._child
             child.begin()
         except (StartRefused, OSError) as refused:  # also where there is no room for a temporary file
             self._refused(str(refused))
             return None
-        self._tell_of(child)
         if child.is_fresh:
             self._told_s = 0.0
         self._check()
@@ -209,9 +195,9 @@ class SuspectWorker(Service):
             raise _CancelAsked
         beside = None if self._is_told else self._executor.besides.get(self._runs)
         if beside is not None and beside.cancelled.is_set() and self._child is not None:
-            self._is_told = self._child.tell({INTERRUPT: True})
+            self._is_told = self._child.tell(INTERRUPT)
         ends_s = self._executor.lease.ends_s
-        if ends_s != self._told_s and self._child is not None and self._child.tell({LEASE: ends_s}):
+        if ends_s != self._told_s and self._child is not None and self._child.tell(ends_s):
             self._told_s = ends_s
 
     def _note_ahead(self, message: Message) -> bool:
@@ -229,16 +215,16 @@ class SuspectWorker(Service):
 
 
 def _problem_of(result: CallResult, is_fresh: bool) -> tuple[BaseException, ErrorText]:
-    if result.how == DIED:
+    if result.how == How.DIED:
         text = f"{CUT_OFF} ({result.error}; handler_crashed in the logs)"
         return ProcessEnded(is_stuck=False, is_blamed=is_fresh and not result.is_in_doubt), ErrorText(
             text, traceback=result.traceback
         )
-    if result.how == HUNG:
+    if result.how == How.HUNG:
         text = f"{RAN_PAST} (handler_stuck in the logs)"
         return ProcessEnded(is_stuck=True, is_blamed=True), ErrorText(text, traceback=result.traceback)
     text_of = ErrorText(result.error, result.error_type, result.traceback)
-    if result.how == LATER:
+    if result.how == How.LATER:
         return RetryLater(result.after_s), text_of
-    raised = {GAVE_UP: GiveUp(), INVALID: Invalid()}.get(result.how)
+    raised = {How.GAVE_UP: GiveUp(), How.INVALID: Invalid()}.get(result.how)
     return raised or RuntimeError(result.error), text_of

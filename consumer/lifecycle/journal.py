@@ -88,12 +88,7 @@ class Journal:
     def running(self, ticket: bytes | None = None) -> list[Left]:
         """Return the starts of a ticket's messages, or of all, whose handlers run. A glance: one that starts or ends at
         this moment may be missing."""
-        found = []
-        for at in range(_HEADER.size, len(self._map) - _SLOT.size + 1, _SLOT.size):
-            left = _left(self._map, at)
-            if left is not None and ticket in (None, left.ticket):
-                found.append(left._replace(slot=at))
-        return found
+        return [left for left in _all_left(self._map) if ticket in (None, left.ticket)]
 
     def blame(self, starts: Iterable[Message | Left]) -> None:
         """Note that this process is about to end because of these starts, and of no other."""
@@ -143,14 +138,19 @@ def _mapped(path: Path | None, size: int) -> mmap.mmap:
 
 
 def _left(content: bytes | mmap.mmap, at: int) -> Left | None:
-    fence, start_us, starts, failures, crashes, losses, padded_id, length, ticket, state = _SLOT.unpack_from(
-        content, at
-    )
-    entry_id = padded_id.rstrip(b"\0")
+    if content[at + _STATE] == _FREE:
+        return None
+    fence, start_us, starts, failures, crashes, losses, padded, length, ticket, state = _SLOT.unpack_from(content, at)
+    entry_id = padded.rstrip(b"\0")
     if state == _FREE or not _ID.fullmatch(entry_id):
         return None
     known = Attempts(starts, failures, crashes, losses)
-    return Left(ticket[:length], entry_id, fence, known, start_us, state == _BLAMED, is_apart=state == APART)
+    return Left(ticket[:length], entry_id, fence, known, start_us, state == _BLAMED, at, state == APART)
+
+
+def _all_left(content: bytes | mmap.mmap) -> list[Left]:
+    slots = range(_HEADER.size, len(content) - _SLOT.size + 1, _SLOT.size)
+    return [left for at in slots if (left := _left(content, at)) is not None]
 
 
 def read_journal(path: Path, origin: str) -> Former | None:
@@ -167,11 +167,6 @@ def read_journal(path: Path, origin: str) -> Former | None:
     name = incarnation.rstrip(b"\0")
     if magic != _MAGIC or its_origin.rstrip(b"\0") != origin.encode() or not name:
         return None
-    left = []
-    for at in range(_HEADER.size, len(content) - _SLOT.size + 1, _SLOT.size):
-        one = _left(content, at)
-        if one is not None:
-            left.append(one)
     with contextlib.suppress(UnicodeDecodeError):
-        return Former(name.decode(), bool(is_explained), left)
+        return Former(name.decode(), bool(is_explained), _all_left(content))
     return None

@@ -36,7 +36,6 @@ class Taken:
 
     registration: Registration
     lease_s: float
-    leader_url: str | None
     sent_s: float
     ticket_window: int
 
@@ -64,7 +63,6 @@ class Registrar(Service):
         self._on_taken = on_taken
         self._before = before
         self._give_up = give_up
-        self._was_over = False  # the last answer was 410
         self._was_held = False  # the last answer was 409, and nothing was asked since
 
     def run_once(self) -> float:
@@ -80,7 +78,7 @@ class Registrar(Service):
         body: dict[str, str | int] = {"name": asked.name, "uuid": asked.uuid, "health_url": asked.health_url}
         body |= {"slots": asked.slots, "capacity": asked.capacity, "lock": asked.lock}
         answer = self._masters.post("/api/consumers/register", orjson.dumps(body))
-        was_over, self._was_over, self._was_held = self._was_over, answer.status == 410, answer.status == 409
+        self._was_held = answer.status == 409
         if answer.status in (200, 201):
             if self._accepted(answer.document, answer.sent_s):
                 raise ServiceEnded
@@ -95,7 +93,7 @@ class Registrar(Service):
             # started under that uuid.
             event("registration_expired", level=WARNING, consumer=asked.name, master=answer.url)
             self._asked = self._ask()
-            return _WHEN_HELD_S if was_over else 0.0
+            return _WHEN_HELD_S
         raise self._refused(answer)
 
     def _refused(self, answer: MasterAnswer) -> MasterUnavailable:
@@ -110,16 +108,15 @@ class Registrar(Service):
         registration = self._asked.with_generation(int(answer["generation"]))
         lease_s, left_s = int(answer["lease_ms"]) / 1000, int(answer["left_ms"]) / 1000
         window = int(answer["ticket_window"])
-        taken = Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s), window)
+        taken = Taken(registration, lease_s, sent_s - (lease_s - left_s), window)
         if sent_s + left_s <= now_s():
             return False
         # Only now: an answer that cannot be read leaves everything as it was, and the masters are asked again.
         event("consumer_registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
+        if (leader_url := answer.get("leader_url")) is not None:
+            self._masters.prefer(leader_url)
         self._on_taken(taken)
         return True
-
-    def on_end(self) -> None:
-        self._masters.close()
 
 
 #: A renewal that failed is tried again after this part of the lease.

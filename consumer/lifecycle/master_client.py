@@ -1,5 +1,5 @@
-"""The HTTP client for the masters: it asks the leader first, the others when the leader cannot be reached. Each thread
-has its own client."""
+"""The HTTP client for the masters: it asks the leader first, the others when the leader cannot be reached. One thread
+at a time has it: who registers, then who reports."""
 
 from __future__ import annotations
 
@@ -27,14 +27,12 @@ class MasterUnavailable(RedisTrouble):
 
 class MasterAnswer(NamedTuple):
     """The answer of a master. ``document`` is empty when it was not a JSON object, ``sent_s`` the time at which this
-    very request left, ``retry_after_s`` the pause that the master asks for, ``window`` how many messages the leader
-    gives us at a time."""
+    very request left, ``window`` how many messages the leader gives us at a time."""
 
     url: str
     status: int
     document: Mapping[str, Any]
     sent_s: float
-    retry_after_s: float = 0.0
     window: int | None = None
 
 
@@ -83,13 +81,12 @@ class MasterClient:
                 problems.append(f"{url}: {type(problem).__name__}")
                 self._urls.rotate(-1)
                 continue
-            wait, window = (response.headers.get(name, "") for name in ("Retry-After", WINDOW_HEADER))
+            window = response.headers.get(WINDOW_HEADER, "")
             answer = MasterAnswer(
                 url,
                 response.status,
                 _document(response.data),
                 sent_s,
-                float(wait) if wait.isdecimal() else 0.0,
                 int(window) if window.isascii() and window.isdecimal() and len(window) < 10 else None,
             )
             if answer.status != 503:

@@ -19,8 +19,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError, NotedError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.registration import Registration
-from usher.common.redis.client import CommandRefused
-from usher.common.redis.scripts import ScriptRunner
+from usher.common.redis.client import CommandRefused, Link
 
 _NO_ERROR = NotedError()
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
@@ -76,8 +75,8 @@ class Letter(NamedTuple):
 class OwnerScripts:
     """The atomic steps of one incarnation. Each raises OwnershipLost when the lease has ended."""
 
-    def __init__(self, scripts: ScriptRunner, keys: Keys, registration: Registration) -> None:
-        self._scripts, self.link = scripts, scripts.link
+    def __init__(self, link: Link, keys: Keys, registration: Registration) -> None:
+        self.link = link
         self._keys = keys
         self._registration = registration
         self.incarnation = self._incarnation = registration.incarnation
@@ -91,7 +90,7 @@ class OwnerScripts:
         first = () if self._has_renewed else (self._keys.unproven(self._incarnation), self._keys.changed)
         keys = (self._lease, self._keys.stream, *first)
         args = (self._keys.group, self._incarnation, lease_ms, start, max(1, left_ms))
-        state, touched, following = self._scripts.run("renew", keys, args)
+        state, touched, following = self.link.run("renew", keys, args)
         self._has_renewed = True
         return "" if state == b"LOST" else state.decode(), touched, following
 
@@ -118,7 +117,7 @@ class OwnerScripts:
         told = chain.from_iterable(one[1:] for one in answers)
         args = (keys.group, run_record, run_log_length, "1" if is_again else "", *ids, *told)
         try:
-            self._check(self._scripts.run("ack", script_keys, args))
+            self._check(self.link.run("ack", script_keys, args))
         except CommandRefused as refused:
             if not answers:
                 raise
@@ -133,7 +132,7 @@ class OwnerScripts:
         script_keys = [keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.errors]
         script_keys.append(keys.letters)
         each = [(script_keys, (keys.group, self._incarnation, *letter)) for letter in letters]
-        replies = self._scripts.try_each("dead_letter", each)
+        replies = self.link.try_each("dead_letter", each)
         return [
             self._lost() if reply == b"LOST" else reply if isinstance(reply, Exception) else Buried(reply)
             for reply in replies
@@ -146,17 +145,15 @@ class OwnerScripts:
         run_log_length: int = 0,
         errors: Mapping[bytes, NotedError] = _NO_ERRORS,
         failed: int = 0,
-    ) -> list[bytes]:
+    ) -> None:
         """Note attempts, and last errors, by message id, for the next owner and for people. ``failed``: how many
-        executions of the record failed. Return the ids of the messages that are ours at this moment."""
+        executions of the record failed."""
         args: list[Any] = [self._keys.group, self._incarnation, run_record, run_log_length, failed]
         for entry_id, known in attempts.items():
             args += (entry_id, encode(known), *errors.get(entry_id, _NO_ERROR))
         keys = self._keys
         script_keys = (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors, keys.failures)
-        reply = self._scripts.run("charge", script_keys, args)
-        self._check(reply[0])
-        return list(reply[1])
+        self._check(self.link.run("charge", script_keys, args))
 
     def some_errors(self) -> list[LastError]:
         """Return new errors of some messages of the group; none without a right to see them. Not by HRANDFIELD, with
@@ -167,7 +164,7 @@ class OwnerScripts:
         return [one for one in map(decode_error, found[1::2]) if one and one.at_ms >= wall_ms() - _NEW_MS]
 
     def drain(self, lease_ms: int) -> None:
-        self._check(self._scripts.run("drain", (self._lease, self._keys.changed), (self._incarnation, lease_ms)))
+        self._check(self.link.run("drain", (self._lease, self._keys.changed), (self._incarnation, lease_ms)))
 
     def give_back(self, tickets: Iterable[GiveBack]) -> list[bool]:
         """Give tickets back to ``master`` of which nothing runs, and of which no message that ended waits to be
@@ -181,7 +178,7 @@ class OwnerScripts:
             args += (ticket, fence, b" ".join(ids), "" if due_s is None else after_ms)
         keys = self._keys
         script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.changed, keys.attempts, keys.letters)
-        reply = self._scripts.run("give_back", script_keys, args)
+        reply = self.link.run("give_back", script_keys, args)
         self._check(reply[0])
         return [answer == b"GIVEN" for answer in reply[1:]]
 
@@ -189,7 +186,7 @@ class OwnerScripts:
         """Leave for good. Return False when entries are still pending for this incarnation."""
         keys, mine = self._keys, self._registration
         script_keys = (keys.stream, self._lease, keys.inbox(mine.incarnation), keys.consumers, keys.changed)
-        reply = self._scripts.run("deregister", script_keys, (keys.group, mine.incarnation, mine.name, mine.dump()))
+        reply = self.link.run("deregister", script_keys, (keys.group, mine.incarnation, mine.name, mine.dump()))
         if reply == b"LOST":
             raise self._lost()
         return bool(reply == b"OK")

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.errors import OwnershipLost, RedisTrouble
@@ -22,7 +21,6 @@ from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import encode as encode_error
 from usher.common.protocol.run_log import CRASHED, encode, encode_kept
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.handlers.error_trace import own_line
 from usher.consumer.lifecycle.journal import Former, Journal
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
@@ -86,29 +84,22 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
     Raises what ``Link.call`` raises."""
     try:
         with Link(url, f"consumer:{former.incarnation}:last") as link:
-            noted = note_crash(ScriptRunner(link), keys, former, run_log_length)
+            noted = note_crash(link, keys, former, run_log_length)
     except CommandRefused as refused:  # Redis will not accept it later either, and we have work to do
         event("attempts_not_recorded", level=ERROR, messages=len(former.left), why=str(refused))
         noted = []
     for left, attempts in noted:
         # But not sure: it may have returned a moment before.
         is_likely = left.is_blamed or (len(former.left) == 1 and not former.is_from_outside)
-        facts: dict[str, Any] = {
-            "ticket": left.ticket.decode(),
-            "id": left.stream_id.decode(),
-            "fence": left.fence,
-            "attempt": attempts.starts,
-            "failures": attempts.failures,
-            "crashes": attempts.crashes,
-            "losses": attempts.losses,
-        }
+        facts = left.facts() | attempts._asdict()
+        del facts["starts"]  # which is the attempt
         if is_likely:
             event("handler_crashed", level=ERROR, **facts)
         else:
             event("handler_interrupted", level=WARNING, **facts)
 
 
-def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
+def note_crash(link: Link, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
     suspected = suspects(former.left, former.is_explained, former.is_from_outside, former.by_itself)
     left_ones = former.left
     runs = [Finished(one.ticket, one.stream_id, one.fence, one.before.starts, one.start_us, 0) for one in left_ones]
@@ -119,6 +110,6 @@ def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length
         args += (left.stream_id, attempts.starts, attempts.failures, attempts.crashes, attempts.losses)
         args.append(kept[left.stream_id])
     script_keys = (keys.stream, keys.attempts, keys.runs, keys.noted(former.incarnation), keys.errors, keys.failures)
-    reply = scripts.run("note_crash", script_keys, args)
+    reply = link.run("note_crash", script_keys, args)
     noted = set(reply[1])
     return [(left, attempts) for left, attempts in suspected if left.stream_id in noted]

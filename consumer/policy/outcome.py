@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from usher.common.base.backoff import backoff_s
-from usher.common.base.errors import GiveUp, Invalid, RetryLater
+from usher.common.base.errors import LONGEST_WAIT_S, GiveUp, Invalid, RetryLater
 from usher.common.base.text import format_error
 from usher.common.protocol.attempts import CLEARED, CUT_OFF, GIVEN_UP, Attempts
 
@@ -39,8 +39,6 @@ CLEARED_OUT = "cleared"
 #: A wait of so many seconds, or more, is not spent here: the ticket is given back, with the time at which it is due.
 #: Less is not worth the two hand-overs.
 PUT_OFF_S = 2.0
-#: Longest wait in seconds that can be asked for: ten years. Longer ones are no meaningful times.
-_LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
 
 def unended(known: Attempts) -> Bury:
@@ -84,7 +82,7 @@ def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: rando
     if isinstance(raised, GiveUp):
         return Bury("invalid" if isinstance(raised, Invalid) else "gave_up", error)
     if isinstance(raised, RetryLater):
-        return min(max(0.0, float(raised.after_s)), _LONGEST_WAIT_S)
+        return min(max(0.0, float(raised.after_s)), LONGEST_WAIT_S)
     if failures >= policy.max_attempts:
         return Bury("attempts_exhausted", error)
     return backoff_s(max(1, failures), policy.base_s, policy.cap_s, rng)

@@ -13,7 +13,7 @@ leaves no journal. The child takes a moment to start, and all others go on where
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from usher.common.protocol.attempts import Attempts
 
@@ -73,6 +73,10 @@ class Left(NamedTuple):
     is_blamed: bool
     slot: int = 0
     is_apart: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        of = {"ticket": self.ticket.decode(), "id": self.stream_id.decode(), "fence": self.fence}
+        return of | {"attempt": self.before.starts}
 
 
 def suspects(

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import GiveUp, NotNow, ReplyUnknown
 from usher.common.protocol.message import key_bytes
 from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket, is_rehearsal
 
 #: A script in a folder of its own: it runs on the Redis of the effects, so Usher's own user does not need its commands
@@ -87,7 +86,7 @@ class RedisGuard:
         arguments: list[Arg] = [fence, uid, self._keep_ms, self._keep_most, *words]
         try:
             own = [f"usher:guard:{self._name}:{fenced_ticket(message)}:{kind}" for kind in ("fence", "uids")]
-            kind, *rest = self._scripts.run(_SCRIPT, [*own, *touched], arguments)
+            kind, *rest = self._linked.run(_SCRIPT, [*own, *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:
             raise SinkNotNow(
                 f"Redis cannot apply it for the moment, or applied it and its reply was lost: {trouble}", _AGAIN_S, True
@@ -105,15 +104,15 @@ class RedisGuard:
 
     def close(self) -> None:
         """Close this thread's connection. The next effect opens its own again."""
-        self._scripts.link.close()
+        self._linked.close()
 
     @property
-    def _scripts(self) -> ScriptRunner:
-        # A forked child has them from its parent; the link opens a connection of its own there.
-        if not hasattr(self._mine, "scripts"):
-            self._mine.scripts = ScriptRunner(Link(self._url, "usher:guard"))
-        scripts: ScriptRunner = self._mine.scripts
-        return scripts
+    def _linked(self) -> Link:
+        # A forked child has it from its parent; it opens a connection of its own there.
+        if not hasattr(self._mine, "link"):
+            self._mine.link = Link(self._url, "usher:guard")
+        link: Link = self._mine.link
+        return link
 
 
 def _raw(word: Arg) -> Arg:

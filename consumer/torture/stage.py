@@ -36,8 +36,8 @@ from usher.common.runtime.fork_guard import end_with_parent
 from usher.consumer.handlers.error_trace import is_users
 from usher.consumer.handlers.loader import Handler, load_handler
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.isolation.child import HandlerCall, ended
-from usher.consumer.isolation.process import GAVE_UP, INVALID, LATER
+from usher.consumer.isolation.child import HandlerCall
+from usher.consumer.isolation.process import CallResult, How
 from usher.consumer.torture.stories import (
     AFTER,
     DISTURBED,
@@ -296,7 +296,7 @@ class _ChildLoop:
 
 
 def _raised(raised: BaseException) -> dict[str, Any]:
-    told = ended(raised, 0.0)
+    told = CallResult.of(raised)
     answer = {"ended": told.how, "error": told.error[:500], "after_s": told.after_s, "details": told.traceback[-4000:]}
     return answer | {"is_ours": isinstance(raised, TortureError)}
 
@@ -314,7 +314,7 @@ def _descriptors() -> set[str]:
 #: Most starts of a handler that raises, for one message; then the message would become a dead letter.
 _ATTEMPTS = 5
 _RETRIES_LATER = 50
-_OVER = ("well", "killed", "frozen", "died", "stuck", GAVE_UP, INVALID)
+_OVER = ("well", "killed", "frozen", "died", "stuck", How.GAVE_UP, How.INVALID)
 _LONGEST_PAUSE_S = 0.5
 
 
@@ -458,7 +458,7 @@ class Harness:
             ended = answer["ended"]
             if is_stale or answer.get("is_ours") or ended in _OVER:
                 return answer
-            later += ended == LATER
+            later += ended == How.LATER
             if later > _RETRIES_LATER or attempt - later >= step.attempt + _ATTEMPTS - 1:
                 return answer | {"error": f"given up after {attempt} attempts: {answer['error']}"}
             attempt += 1

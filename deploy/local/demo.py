@@ -24,14 +24,14 @@ from usher.common.base.durations import Number, option
 from usher.common.base.errors import GroupMissing, StartRefused, UsherError
 from usher.common.base.text import json_line
 from usher.common.cli.progress import progress
-from usher.common.cli.send import CsvSource, Sender, incidents, paced
+from usher.common.cli.send import CsvSource, incidents, paced
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import free_port
 from usher.common.redis.replies import TicketStream
 from usher.common.runtime.settings import load, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
-from usher.common.sending.producer import Outgoing
+from usher.common.sending.producer import Outgoing, Producer
 from usher.deploy.demo.handlers import (
     FOLDER_VARIABLE,
     SUFFIX,
@@ -173,16 +173,17 @@ class Flow:
                 _say(f"watch it at {settings.urls[0]}/ while it lasts")
                 _say(f"sending {self._count:,} messages")
                 with Link(self._plan.redis_url, "usher:demo") as link:
-                    return self._verdict(link, keys, Sender(link, keys.stream, settings.ticket_field), messages)
+                    producer = Producer(link, keys.stream, settings.ticket_field, patience_s=0)
+                    return self._verdict(link, keys, producer, messages)
             finally:
                 _say("stopping")
                 self._running.stop(lambda: self._stop.insists)
 
-    def _verdict(self, link: Link, keys: Keys, sender: Sender, messages: Iterable[Outgoing]) -> DemoVerdict:
+    def _verdict(self, link: Link, keys: Keys, producer: Producer, messages: Iterable[Outgoing]) -> DemoVerdict:
         began_ns = time.monotonic_ns()
         for batch in paced(messages):
-            ids = sender.send(batch)
-            self._sent += [(one, str(message.ticket_id)) for one, message in zip(ids, batch, strict=True)]
+            sent = producer.send_many(batch)
+            self._sent += [(one.id, str(message.ticket_id)) for one, message in zip(sent, batch, strict=True)]
             self._look()
         unacknowledged = self._wait(TicketStream(link, keys))
         found = executions(self._records)

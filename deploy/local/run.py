@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from usher.common.base.log import configure, redacted
 from usher.common.http.serve import Liveness, WorkerEnds, leave, listen, serve, url_of
 from usher.common.http.tls import server_tls
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.registration import BESIDE, RETRYING_HEADER, Registration
+from usher.common.protocol.registration import BESIDE, NAME, RETRYING_HEADER, Registration
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.redis.locate import (
@@ -38,11 +39,13 @@ from usher.common.redis.locate import (
     find_local_instance,
     resolve_redis_url,
 )
+from usher.common.runtime.name_lock import NameLock, held_after
+from usher.common.runtime.service import Service
 from usher.common.runtime.settings import load, options
 from usher.consumer.__main__ import check_handler
 from usher.consumer.isolation.process import Template
 from usher.consumer.lifecycle.master_client import MasterAnswer, MasterClient, MasterUnavailable
-from usher.consumer.program import ConsumerProgram, name_what_ran
+from usher.consumer.program import ConsumerProgram, journal_beside, name_what_ran, tell_what_ran
 from usher.consumer.settings import WorkSettings
 from usher.master.__main__ import log_doctor_findings
 from usher.master.assembly.program import MasterProgram
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
 _PORTS = 64
 #: Reports that wait in Redis for the leader, at most; and the least time between two of a process.
 _REPORTS, _PACE_S = 100, 0.01
+#: Seconds between two looks whether others have died.
+_LOOK_S = 0.5
 
 
 class RunSettings(MasterSettings, WorkSettings):
@@ -81,10 +86,7 @@ class OwnMaster(MasterClient):
         answer = partial(MasterAnswer, "this process", sent_s=now_s())
         if path.endswith("/acknowledge"):
             return self._report(answer, body, int(headers.get(RETRYING_HEADER, 0)))
-        if path.endswith("/register"):
-            return self._register(answer, Registration(**orjson.loads(body)))
-        self._leading.roster.wake()  # goodbye: Redis knows
-        return answer(200, {})
+        return self._register(answer, Registration(**orjson.loads(body)))
 
     def _register(self, answer: Callable[..., MasterAnswer], asked: Registration) -> MasterAnswer:
         try:
@@ -114,17 +116,66 @@ class OwnMaster(MasterClient):
         self._link.close()
 
 
+class Neighbours(Service):
+    """Service that starts the embedded Redis again, should it be killed; and, while this process leads, ends the leases
+    of those who were killed with the whole of their program on this machine. A worker that its arbiter starts again
+    proves that itself, and knows how the last one ended."""
+
+    name = "neighbours"
+
+    def __init__(self, settings: RunSettings, redis_url: str, master: MasterProgram) -> None:
+        super().__init__()
+        self._settings, self._redis_url, self._master = settings, redis_url, master
+        self._link = master.place.link("neighbours")
+
+    def run_once(self) -> float:
+        _revive(self._settings)
+        leading = self._master.leading
+        for member in list(leading.roster.members.values()) if leading.dispatcher.leads else ():
+            if member.alive and NAME.fullmatch(member.registration.name):
+                self._look(member.registration)
+        return _LOOK_S
+
+    def _look(self, one: Registration) -> None:
+        lock = NameLock(self._settings.state_folder, one.name)
+        with contextlib.suppress(OSError):  # it is held, or of another machine
+            with _life_of(lock).open("rb+") as program:
+                fcntl.flock(program, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with held_after(lock.path, one.lock) as is_over:
+                if is_over:
+                    tell_what_ran(self._settings, self._redis_url, journal_beside(lock), False, False)
+                    self._link.call("PEXPIRE", self._master.place.keys.lease(one.incarnation), 1)  # whoever leads
+                    self._master.leading.roster.wake()
+
+
+def _life_of(lock: NameLock) -> Path:
+    return lock.path.with_suffix(".program")
+
+
+@contextlib.contextmanager
+def _shown_alive(settings: RunSettings) -> Iterator[None]:
+    """Hold a lock that is free when the arbiter and all its workers, which inherit it, are gone."""
+    path = _life_of(NameLock(settings.state_folder, settings.consumer_name))
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        with contextlib.suppress(OSError):  # of a child that the last one left behind: who is killed is missed later
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
 class RunProgram:
     """A master and a consumer as usher.common.http.serve runs them: one web application, one start, one stop."""
 
     def __init__(self, settings: RunSettings, redis_url: str, ends: WorkerEnds, template: Template) -> None:
+        _revive(settings)  # our last worker may have ended because it was gone
         leases_s = {"USHER_LEASE_SECONDS": settings.lease_seconds}
         check_at_start(redis_url, leases_s | {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
         self._settings, self._redis_url = settings, redis_url
         of_process = leave, partial(leave, for_good=True), ends, template
-        own: Callable[..., MasterClient] = lambda _leader: OwnMaster(self.master, settings.concurrency)  # noqa: E731
+        self.master = MasterProgram(settings, redis_url, lambda: self.consumer.health())
+        own = OwnMaster(self.master, settings.concurrency)
         self.consumer = ConsumerProgram(settings, redis_url, *of_process, own)
-        self.master = MasterProgram(settings, redis_url, self.consumer.health)
+        self._neighbours = Neighbours(settings, redis_url, self.master)
         self._at = BESIDE + settings.consumer_name
 
     def app(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -137,6 +188,7 @@ class RunProgram:
     def start(self, port: int, host: str) -> None:
         self.master.start(port, host)
         self.consumer.start(port, host, self._at)
+        self._neighbours.start()
         if not port:
             return
         page = self._settings.advertise_url or url_of(host, port, self._settings.tls_cert is not None)
@@ -149,6 +201,7 @@ class RunProgram:
 
     def stop(self) -> None:
         """Give up the lead at once, then drain."""
+        self._neighbours.stop()
         self.master.resign()
         self.consumer.stop()
         self.master.stop()
@@ -169,7 +222,7 @@ def run(flags: dict[str, Any], spec: str | None) -> None:
     settings = _named(settings, listener.getsockname()[1])
     configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
     check_handler(settings.handler)
-    with redis_of(settings) as redis_url:
+    with _shown_alive(settings), redis_of(settings) as redis_url:
         log_doctor_findings(redis_url, Keys(settings.work_stream, settings.group))
         template = Template()
         ends = WorkerEnds(partial(name_what_ran, settings), template.begin)
@@ -190,6 +243,7 @@ async def running(handle: Callable[..., Any], **settings: str) -> AsyncIterator[
     with contextlib.ExitStack() as stack:
         here = {"advertise_url": f"http://{socket.gethostname()}/process-{os.getpid()}"}  # where nobody listens
         given = _named(load(RunSettings, os.environ, here | settings | {"handler": handler}), os.getpid())
+        stack.enter_context(_shown_alive(given))
         redis_url = await asyncio.to_thread(stack.enter_context, redis_of(given))
         stack.callback((template := Template()).end)
         program = await asyncio.to_thread(RunProgram, given, redis_url, WorkerEnds(), template)
@@ -222,9 +276,7 @@ def redis_of(settings: RunSettings) -> Iterator[str]:
         fcntl.flock(turn, fcntl.LOCK_EX)
         fcntl.flock(users, fcntl.LOCK_SH)
         if find_local_instance(folder) is None:
-            server = EmbeddedRedis(folder, None, server=settings.redis_server)
-            server.start()
-            announce_instance(folder, LocalInstance(server.url, f"http://{settings.bind}", server.pid))
+            _start_redis(settings)
         fcntl.flock(turn, fcntl.LOCK_UN)
         try:
             yield resolve_redis_url(settings)
@@ -239,3 +291,22 @@ def redis_of(settings: RunSettings) -> Iterator[str]:
                     with lock.open("a") as free:  # its own until it has ended
                         fcntl.flock(free, fcntl.LOCK_EX)
                     (folder / "up.json").unlink(missing_ok=True)
+
+
+def _start_redis(settings: RunSettings) -> None:
+    server = EmbeddedRedis(settings.state_folder, None, server=settings.redis_server)
+    server.start()
+    announce_instance(settings.state_folder, LocalInstance(server.url, f"http://{settings.bind}", server.pid))
+
+
+def _revive(settings: RunSettings) -> None:
+    """Start the embedded Redis of `usher run` again if it has ended, and nobody is about to start or to end one. That
+    of `usher up` is not ours. Raises StartRefused."""
+    folder = settings.state_folder
+    if settings.redis_url or ((up := find_local_instance(folder)) and not up.redis_url.startswith("unix:")):
+        return
+    with contextlib.suppress(OSError), (folder / "run.lock").open("a") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (folder / "redis" / "lock").open("rb+") as lives:
+            fcntl.flock(lives, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _start_redis(settings)

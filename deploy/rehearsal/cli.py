@@ -39,12 +39,11 @@ from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.stream_id import is_id, milliseconds, rank
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import group_of, record_or_none
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
-from usher.consumer.isolation.process import NOT_RUN, CallResult, HandlerProcess, Piece, ProcessSpec
+from usher.consumer.isolation.process import CallResult, HandlerProcess, How, Piece, ProcessSpec
+from usher.master.cli.commands import place
 from usher.master.cli.shared import asks, caller, configured, console, print_json, table, why_option
-from usher.master.cli.status import place
 from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import DeadLetter, LetterFilter, also_for
@@ -170,7 +169,7 @@ class Tried(NamedTuple):
             "before": {"state": one.before.state, "told": one.before.told, "seconds": one.seconds}
             | ({"reason": one.letter.reason, "error": one.letter.error} if one.letter is not None else {}),
             "new_id": self.new_id.decode() or None,
-            "now": {"state": now.state, "told": now.told, "seconds": self.seconds} | (asdict(call) if call else {}),
+            "now": {"state": now.state, "told": now.told, "seconds": self.seconds} | (_document(call) if call else {}),
             "comparison": self.comparison,
         }
         return told | ({"taken": call.is_taken} if call is not None else {})
@@ -183,8 +182,12 @@ class Tried(NamedTuple):
         return [kind, one.id, _display_ticket(one.ticket), one.before.told[:80], now, *shown]
 
 
+def _document(call: CallResult) -> dict[str, Any]:
+    return asdict(call) | {"answer": [part.decode("latin-1") for part in call.answer or ()] or None}
+
+
 def called(one: Candidate, call: CallResult) -> Tried:
-    state = DONE if call.is_taken else NOT_TRIED if call.how == NOT_RUN else ENDED
+    state = DONE if call.is_taken else NOT_TRIED if call.how == How.NOT_RUN else ENDED
     return Tried(one, Before(state, call.told()), call.seconds, call=call)
 
 
@@ -256,7 +259,6 @@ class Candidates:
         self._link = link
         self._keys = keys
         self._field = ticket_field
-        self._scripts = ScriptRunner(link)
         self._letters = DeadLetters(link, keys)
         self._on_page = on_page
         self._kept: dict[bytes, list[bytes]] = {}  # the fields of archived entries
@@ -377,7 +379,7 @@ class Candidates:
         looked_at, is_all = 0, False
         while not is_all:
             args = ("XREVRANGE", last, first, at_once, *wanted)
-            count, reached, found, is_all = self._scripts.run("find_entries", (key,), args)
+            count, reached, found, is_all = self._link.run("find_entries", (key,), args)
             looked_at, last = looked_at + count, b"(" + reached
             self._on_page(what, looked_at)
             yield found
@@ -468,7 +470,6 @@ class Replay:
     done: list[Tried] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._scripts = ScriptRunner(self.link)
         self._queues: dict[bytes, deque[Candidate]] = {}
         self._running: dict[bytes, Candidate] = {}  # by the new id
 
@@ -514,7 +515,7 @@ class Replay:
         for failures in range(1, _TRIES + 1):
             try:
                 keys = (stream, stream, stream, uid_key(stream, uid))
-                [[new_id, _]], _ = self._scripts.run("send", keys, (_KNOWN_MS, 0, "", 0, len(fields), *fields))
+                [[new_id, _]], _ = self.link.run("send", keys, (_KNOWN_MS, 0, "", 0, len(fields), *fields))
                 return bytes(new_id)
             except ReplyUnknown:
                 if failures == _TRIES:
@@ -728,16 +729,16 @@ def _rehearse(
 
 def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallResult:
     if one.unfit:
-        return CallResult(NOT_RUN, one.unfit)
+        return CallResult(How.NOT_RUN, one.unfit)
     try:
         try:
             body = finder.body(one)
         except RedisTrouble:  # Redis may have closed a connection that was idle while a handler ran
             body = finder.body(one)
     except (RedisTrouble, CommandRefused) as trouble:  # the results of the others are shown all the same
-        return CallResult(NOT_RUN, f"Redis: {trouble}")
+        return CallResult(How.NOT_RUN, f"Redis: {trouble}")
     if body is None:
-        return CallResult(NOT_RUN, "its fields are no longer complete anywhere")
+        return CallResult(How.NOT_RUN, "its fields are no longer complete anywhere")
     return process.run(one.piece(body))
 
 

@@ -201,13 +201,13 @@ class Kit(AbstractContextManager["Kit"]):
         self._consumer = consumer = _KitIncarnation(
             settings,
             url,
-            Taken(registered, LONGEST_LEASE_S, None, now_s(), TICKET_WINDOW),
+            Taken(registered, LONGEST_LEASE_S, now_s(), TICKET_WINDOW),
             self.handler,
             Journal(None, "", registered.incarnation, 1, MOST_ABSORBED),
             lambda why, **_: self._broken.append(why),
             Metrics(),
             Template(),
-            lambda leader: MasterClient(["http://127.0.0.1:1"], ""),
+            MasterClient(["http://127.0.0.1:1"], ""),
         )
         self._executor, self._lanes, self._acker = consumer.executor, consumer.lanes, consumer.acker
         self._acker.hurry()

@@ -15,7 +15,7 @@ from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import DoctorFinding, DoctorSeverity
 from usher.common.http import app as web
 from usher.common.http.app import Problem, answer_problem
-from usher.common.http.auth import Doorman, SignedOut
+from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Role
 from usher.common.http.openapi import add_document, tells
 from usher.common.http.proxies import parse_networks
@@ -37,7 +37,7 @@ from usher.master.operations.trimming import retention_of
 from usher.master.policy.rates import BacklogLimits
 from usher.master.settings import MasterSettings
 from usher.master.verbs.verbs import Lag
-from usher.master.web.api import REGISTER_BODY, Desk, IncarnationFenced, NotLeader, Parts, operator_routes, routes
+from usher.master.web.api import REGISTER_BODY, Desk, Parts, operator_routes, routes
 from usher.master.web.pages.site import add_pages
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -70,7 +70,7 @@ class HttpServices:
         secure = settings.tls_cert is not None or settings.advertise_url.startswith("https://")
         proxies, trusted = parse_networks(settings.proxies), sign_on(settings, credentials)
         doorman = Doorman(credentials, secure=secure, proxies=proxies, sign_on_header=settings.sign_on_header)
-        doorman.ended = SignedOut(self._reads, keys)
+        doorman.noted_in = self._reads, keys
         if trusted:
             event("sign_on", level=WARNING, trusted=trusted)
         parts = self._make_parts(self._reads, trusted)
@@ -145,28 +145,14 @@ def create_app(
 def _add_errors(app: Flask) -> None:
     @app.errorhandler(NameInUse)
     def name_in_use(held: NameInUse) -> Response:
-        headers = _retry_after(held.retry_after_ms / 1000)
-        return answer_problem(Problem(409, "name_in_use", str(held), headers=headers))
+        retry_after = {"Retry-After": str(max(1, math.ceil(held.retry_after_ms / 1000)))}
+        return answer_problem(Problem(409, "name_in_use", str(held), headers=retry_after))
 
     @app.errorhandler(RegistrationOver)
     def registration_over(_over: RegistrationOver) -> Response:
         return answer_problem(
             Problem(410, "registration_over", "the registration under this uuid has ended; register under a new one")
         )
-
-    @app.errorhandler(NotLeader)
-    def not_leader(standby: NotLeader) -> Response:
-        return answer_problem(
-            Problem(503, "not_leader", str(standby), headers=_retry_after(1), leader_url=standby.leader_url)
-        )
-
-    @app.errorhandler(IncarnationFenced)
-    def fenced(_ended: IncarnationFenced) -> Response:
-        return answer_problem(Problem(409, "fenced", "this incarnation has ended; stop its work and register again"))
-
-
-def _retry_after(seconds: float) -> dict[str, str]:
-    return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 def sign_on(settings: MasterSettings, credentials: Credentials) -> str:

@@ -18,7 +18,6 @@ from usher.common.observability.metrics import DeadLetterNotifier, Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.redis.acl import scripts_for_others
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Health, Service, stalled
 from usher.master.charts.keeper import ChartKeeper
 from usher.master.dispatch.dispatcher import Dispatcher
@@ -84,7 +83,6 @@ class HandOverSpans:
 
     def __init__(self, tracer: Tracer, link: Link, keys: Keys) -> None:
         self._tracer = tracer
-        self._scripts = ScriptRunner(link)
         self._link = link
         self._keys = keys
 
@@ -110,7 +108,7 @@ class HandOverSpans:
 
     def _contexts(self, plan: HandOverPlan) -> list[str | None]:
         ids = [entry_id for target in plan.targets for part in target.parts for entry_id in part.ids][:_MOST_LINKS]
-        values = self._scripts.run("read_fields", (self._keys.stream,), (LONGEST_MARK, "", 1, telemetry.FIELD, *ids))
+        values = self._link.run("read_fields", (self._keys.stream,), (LONGEST_MARK, "", 1, telemetry.FIELD, *ids))
         return [value and value[0].decode(errors="replace") for (value,) in values]
 
     def close(self) -> None:
@@ -161,7 +159,9 @@ class LeaderServices:
         self._delayed = DelayedMessages(link("delayed"), keys, self.lead, *fields)
         self.services.append(self._delayed)
         retention = retention_of(settings, work_stream=is_work)
-        self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, retention))
+        stream = keys.stream.encode()
+        ours = link("trim"), lambda: (stream,) * self.lead.is_ours
+        self.services.append(Trimmer(*ours, trim_s, retention, keys))
 
     def _fleet(self) -> dict[str, str]:
         return {one: self.health.codes.get(one, "") for one in self.roster.members}
@@ -176,7 +176,7 @@ class LeaderServices:
         link = self._place.link("elect", max(0.2, lease_s / 3))
         made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works, scripts_for_others())
         made.folder = self._place.settings.state_folder / "locks"
-        self.lead.on_doubt, self._changes.on_leader = made.wake, made.look
+        self.lead.on_doubt, self._changes.on_leader = made.wake, made.wake
         return made
 
     def _lead_changed(self) -> None:

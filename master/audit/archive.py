@@ -448,17 +448,16 @@ def nothing_new(folder: Path, link: Link, keys: Keys) -> bool:
     last = proofs.last()
     with contextlib.suppress(GroupMissing):
         if last is not None and last.facts["seen"] == seen(link, keys):
-            note(link, keys, last.facts["span"]["since_ms"], redis_ms(link))
+            note(link, keys, redis_ms(link))
             return True
     return False
 
 
-def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int, *more: str | int | bytes) -> None:
+def note(link: Link, keys: Keys, until_ms: int, *more: str | int | bytes) -> None:
     """Note in Redis what is proven, for metrics and the doctor; only after the commit."""
-    since = () if since_ms is None else ("proven_since_ms", since_ms)
     former = link.call("HGET", keys.archived, "proven_until_ms")
     every = () if former is None else ("proven_every_ms", max(0, until_ms - int(former)))
-    link.call("HSET", keys.archived, "proven_until_ms", until_ms, *since, *every, *more)
+    link.call("HSET", keys.archived, "proven_until_ms", until_ms, *every, *more)
 
 
 def said(sentences: Sequence[str]) -> list[str]:

@@ -26,8 +26,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.message import LONGEST_TICKET, UNREADABLE_DUE, ticket_value
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import TicketStream, facts_of, first_of, pairs, parse_inbox
-from usher.common.redis.scripts import ScriptRunner
+from usher.common.redis.replies import TicketStream, facts_of, first_of, pairs, parse_inbox, scanned
 
 PAGE = 10_000  # entries of a page of the pending list: with fewer, round trips count; with more, memory (10 MB a page)
 _BODY_PAGE_BYTES = 4 << 20  # of a page of bodies: the number of entries follows from the weight of the last ones
@@ -123,13 +122,6 @@ class BulkReader(Link):
                     found = self.all_of([("XRANGE", stream, one, one) for one in left[at : at + 500]])
                     yield [row for rows in found for row in rows]
                 return
-
-    def pages(self, command: Sequence[Any]) -> Iterator[list[bytes]]:
-        """Yield what HSCAN gives: what changes meanwhile may come twice or not at all."""
-        cursor = None
-        while cursor != b"0":
-            cursor, found = self.call(*command, cursor or b"0", "COUNT", _SCANNED)
-            yield found
 
 
 def write(file: Path, schema: pa.Schema, rows: Iterator[pa.RecordBatch]) -> None:
@@ -329,7 +321,7 @@ def _columns_of(record: bytes) -> list[list[Any]]:
 
 def tickets(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
     """Yield the index of tickets. A record may come twice while the index grows."""
-    for flat in reader.pages(("HSCAN", keys.tickets)):
+    for flat in scanned(reader, keys.tickets, _SCANNED):
         yield from _records(keys, flat[::2], flat[1::2])
 
 
@@ -353,11 +345,11 @@ def again(
     link: Link, keys: Keys, ids_of: Mapping[bytes, Collection[str]], gone: Collection[str]
 ) -> tuple[Iterable[pa.RecordBatch], ...]:
     """Read the tables ``AGAIN`` of entries, each ticket at one moment. ``gone``: they are in the stream no more."""
-    names, scripts, answers = (keys.stream, keys.tickets, keys.attempts), ScriptRunner(link), list[Any]()
+    names, answers = (keys.stream, keys.tickets, keys.attempts), list[Any]()
     tickets = [(name, [*filter(None, ids)]) for name, ids in sorted(ids_of.items(), reverse=True)]
     asked: list[list[bytes | str]] = [[keys.group, name, *ids] for name, ids in tickets]
     for at in range(0, len(asked), _AGAIN):
-        answers += scripts.run_each("look_again", names, asked[at : at + _AGAIN])
+        answers += link.run_each("look_again", names, asked[at : at + _AGAIN])
     entries, records, counts = dict[str, tuple[Any, ...]](), dict[bytes, bytes](), dict[bytes, bytes]()
     for (name, ids), (record, *rows) in zip(tickets, answers, strict=True):
         if record is not None:
@@ -393,7 +385,7 @@ def inboxes(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
 
 
 def attempts(reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
-    for flat in reader.pages(("HSCAN", keys.attempts)):
+    for flat in scanned(reader, keys.attempts, _SCANNED):
         yield _attempts(keys, flat[::2], flat[1::2])
 
 

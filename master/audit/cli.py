@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import sys
@@ -22,8 +21,6 @@ from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused
 from usher.common.base.text import escape_control, json_line, label, span
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.registration import name_of
-from usher.common.protocol.run_log import RunRecord
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.endpoints import near
@@ -31,18 +28,15 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import facts_of, first_of
 from usher.common.runtime.own_command import run_every
 from usher.common.runtime.settings import load, options, takes_json
-from usher.master.audit.findings import PROVES, filled, look
+from usher.master.audit.findings import PROVES, filled
 from usher.master.audit.settings import LOCAL, AuditChoices, AuditSettings, where
-from usher.master.cli.shared import console, fitted, print_json, stacked, table
-from usher.master.insight.formatting import moment
+from usher.master.cli.shared import console, print_json, stacked, table
 
 if TYPE_CHECKING:  # these need an extra, which help and refusals do not
     from usher.master.audit.engine import Engine
     from usher.master.audit.job import AuditReport
 
 _FULL = 1 / 3  # so much of a run log may be new before it is proven, whatever the time: the rest is for the run itself
-_RUN = ("stream", *RunRecord._fields[:-3])
-
 _STYLES = {"clean": "bold green", "warn": "bold yellow", "bad": "bold red"}
 _SHOWN_EXAMPLES = 2
 T = TypeVar("T")
@@ -120,9 +114,8 @@ def _show(report: AuditReport, as_json: bool, **about: Any) -> None:
             named = (("entry", example.id), ("ticket", example.ticket), ("owner", example.owner))
             place = " ".join(f"{what} {value}" for what, value in named if value)
             screen.print(f"  {_safe(place)}: {_safe(example.detail)}" if place else f"  {_safe(example.detail)}")
-            keys = Keys(one.stream, report.group)
-            for line in filter(None, (look(example, keys), filled(one.check.repair, example, keys))):
-                screen.print(f"    {_safe(line)}", soft_wrap=True)
+            repair = filled(one.check.repair, example, Keys(one.stream, report.group))
+            screen.print(f"    {_safe(repair)}", soft_wrap=True)
         left = one.count - min(len(one.examples), _SHOWN_EXAMPLES)
         more = f"{left:,} more: with --json, the first {len(one.examples)}. " if left > 0 else ""
         screen.print(f"  {more}What then: deploy/runbook.md, {_safe(one.check.section)}", style="dim", soft_wrap=True)
@@ -156,42 +149,8 @@ def _audited(settings: AuditChoices) -> AuditReport:
             with_link(settings, stream, store)
         except StartRefused as refused:  # memory or disk of Redis is full: the findings matter all the more
             problems.append(f"{stream}: the summary could not be stored, masters still show an earlier run: {refused}")
-    return dataclasses.replace(report, unproven=(*report.unproven, *problems))
-
-
-@audit.command(
-    help="Show executions of one ticket, or of one message, in the run log, oldest record first. Needs no Spark."
-)
-@click.option("--ticket", help="The ticket's id.")
-@click.option("--message", help="The message's id (its place in the stream).")
-@takes_json
-def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
-    from usher.master.audit import batches
-
-    if ticket is None and message is None:
-        raise click.UsageError("which ticket, or which message? Give --ticket or --message.")
-    settings, found, shown = reachable(), list[tuple[Any, ...]](), []
-
-    def read(link: Any, keys: Keys) -> None:
-        for batch in batches.runs(link, keys.stream, keys.runs):
-            rows = zip(*(batch[name].to_pylist() for name in _RUN), strict=True)
-            found.extend(row for row in rows if ticket in (None, row[2]) and message in (None, row[3]))
-
-    for stream in settings.streams:
-        with_link(settings, stream, read)
-    if as_json:
-        _tell(True, {"ticket": ticket, "message": message}, "runs", "", _RUN, found)
-        return
-    today = moment(time.time_ns() // 1_000_000)[:11]
-    for stream, consumer, _, one, fence, attempt, start_us, end_us, outcome in found:
-        took = span((end_us - start_us) / 1000) if end_us else "its process ended"
-        began = moment(start_us // 1000).removeprefix(today)
-        shown.append((stream, one, str(attempt), outcome, began, took, name_of(consumer), str(fence)))
-    columns = ("stream", "message", "attempt", "outcome", "began (UTC)", "took", "consumer", "fence")
-    whole = ("message", "attempt", "outcome", "began (UTC)", "fence")
-    console().print(fitted("Executions", columns, shown, (), whole, extras=("stream", "fence", "consumer")))
-    if not shown:
-        click.echo("  none")
+    report.unproven += tuple(problems)
+    return report
 
 
 @audit.command(
@@ -250,8 +209,7 @@ def prove(again: bool, keep_days: int | None, bodies: bool, as_json: bool) -> No
                 one.run(again=again)
         found, unproven = ([told for one in proofs for told in getattr(one, what)] for what in ("fresh", "unproven"))
         figures, proven = {"executions": sum(one.executions for one in proofs)}, tuple(one.sentence() for one in proofs)
-        about = {"figures": figures, "proven": proven, "checks": PROVES}
-        report = AuditReport.of(settings, started_ns, found, unproven, **about)
+        report = AuditReport(settings, started_ns, found, unproven, figures, proven, PROVES)
         _show(report, as_json, archive=where(place), new=True)
         for one in () if again else proofs:
             one.commit()

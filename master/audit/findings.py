@@ -78,12 +78,6 @@ CHECKS = {name: _check(name) for name in sorted(one.name[:-4] for one in (FILES 
 MOVING, PROVES = (tuple(name for name, one in CHECKS.items() if mark in one.marks) for mark in ("again", "proof"))
 
 
-def look(example: Example, keys: Keys) -> str:
-    """Return the command line that shows the executions of an example, or "" without an id and a ticket."""
-    of = "--message {id}" if example.id else "--ticket {ticket}" if example.ticket else ""
-    return filled(f"usher audit --streams {{stream}} --group {{group}} runs {of}", example, keys) if of else ""
-
-
 def filled(text: str, example: Example, keys: Keys) -> str:
     """Fill a hint in; parts for a command line are quoted for a shell."""
     known = example._asdict() | {"group": keys.group, "prefix": keys.prefix, "runs": keys.runs}

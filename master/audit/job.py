@@ -17,11 +17,11 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import jinja2
@@ -45,7 +45,7 @@ from usher.master.audit.archive import Commit, data_sets, locked, note, said, se
 from usher.master.audit.batches import BulkReader, nth, schema_of
 from usher.master.audit.cli import session, with_link
 from usher.master.audit.engine import Engine, Found, SparkEngine, few, quoted, refusing
-from usher.master.audit.findings import CHECKS, MOVING, PROVES, AuditFinding, Example, filled, look
+from usher.master.audit.findings import CHECKS, MOVING, PROVES, AuditFinding, Example, filled
 from usher.master.audit.settings import AuditChoices
 from usher.master.cli.shared import print_json
 from usher.master.membership.registry import read_registry
@@ -84,32 +84,26 @@ _ROW = ("stream", "dim", "name", "day", "executions", "done", "failed", "retries
 _TIMES = ("wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "run_p50_ms", "run_p95_ms", "run_p99_ms")
 
 
-@dataclass(frozen=True)
 class AuditReport:
-    """A run's report. ``proven``: of a proof, what it proves of each stream; ``checks``: the names of those made."""
+    """The report of a run that ends now. ``proven``: of a proof, what it proves of each stream; ``checks``: the names
+    of those made."""
 
-    run: str
-    started_ms: int
-    seconds: float
-    redis: str
-    streams: tuple[str, ...]
-    group: str
-    found: tuple[AuditFinding, ...]
-    unproven: tuple[str, ...]
-    figures: Mapping[str, Any]
-    proven: tuple[str, ...] = ()
-    checks: tuple[str, ...] = tuple(CHECKS)
-
-    @classmethod
-    def of(
-        cls, plan: AuditChoices, started_ns: int, found: Sequence[AuditFinding], unproven: Sequence[str], **more: Any
-    ) -> AuditReport:
-        """Return the report of a run that ends now."""
-        started_ms, took_s = started_ns // 1_000_000, round((time.time_ns() - started_ns) / 1e9, 3)
-        run = time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
-        about = (run, started_ms, took_s, redacted(plan.redis_url), plan.streams, plan.group)
-        worst_first = sorted(found, key=lambda one: (one.check.severity, one.check.name, one.stream))
-        return cls(*about, tuple(worst_first), tuple(unproven), **more)
+    def __init__(
+        self,
+        plan: AuditChoices,
+        started_ns: int,
+        found: Iterable[AuditFinding],
+        unproven: Iterable[str],
+        figures: Mapping[str, Any],
+        proven: tuple[str, ...] = (),
+        checks: tuple[str, ...] = tuple(CHECKS),
+    ) -> None:
+        self.started_ms, self.seconds = started_ns // 1_000_000, round((time.time_ns() - started_ns) / 1e9, 3)
+        began = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self.started_ms / 1000))
+        self.run = f"{began}.{self.started_ms % 1000:03d}Z"
+        self.redis, self.streams, self.group = redacted(plan.redis_url), plan.streams, plan.group
+        self.found = tuple(sorted(found, key=lambda one: (one.check.severity, one.check.name, one.stream)))
+        self.unproven, self.figures, self.proven, self.checks = tuple(unproven), figures, proven, checks
 
     @property
     def verdict(self) -> str:
@@ -133,21 +127,20 @@ def document(report: AuditReport) -> dict[str, Any]:
 def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
     name, severity, _, section, rule, means, *_ = one.check
     keys = Keys(one.stream, report.group)
-    examples = [
-        each._asdict() | {"look": look(each, keys), "repair": filled(one.check.repair, each, keys)}
-        for each in one.examples
-    ]
+    examples = [each._asdict() | {"repair": filled(one.check.repair, each, keys)} for each in one.examples]
     words = {"check": name, "severity": severity, "rule": rule, "means": means, "runbook": section}
     return words | {"stream": one.stream, "count": one.count, "examples": examples}
 
 
 def summary(report: AuditReport, stream: str) -> dict[str, Any]:
     """Return what Redis keeps for pages and metrics: findings of this stream, an example each; figures of the run."""
-    found = tuple(replace(one, examples=one.examples[:1]) for one in report.found if one.stream == stream)
-    told = document(replace(report, found=found))
+    found = [one for one in report.found if one.stream == stream]
     severities = {kind: sum(one.count for one in found if one.check.severity == kind) for kind in ("bad", "warn")}
+    verdict = min((one.check.severity for one in found), default="clean")
     return {
-        **{name: told[name] for name in ("run", "started_ms", "seconds", "verdict", "findings")},
+        **{name: getattr(report, name) for name in ("run", "started_ms", "seconds")},
+        "verdict": verdict,
+        "findings": [_found(report, replace(one, examples=one.examples[:1])) for one in found],
         **{name: report.figures.get(name) for name in ("pending", "executions", "oldest_age_ms")},
         "severities": severities,
         "unproven": len(report.unproven),
@@ -155,31 +148,16 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
     }
 
 
-class AuditedStream(NamedTuple):
-    """A ticket stream, its group and its run log at one moment. ``has_runs``: there are some, all after ``cut_ms`` by
-    Redis' clock (-1: never cut); ``first``: of the entries still there; ``max_deleted``: of those ever deleted."""
-
-    keys: Keys
-    row: dict[str, Any]
-    declared: list[dict[str, Any]]
-    length: int
-    has_runs: bool
-    cut_ms: int
-    dead_letters: int
-    first: bytes | None
-    max_deleted: bytes | None
-
-
-def unproven(facts: AuditedStream, known: Sequence[Any], counts: Mapping[tuple[str, str], int]) -> list[str]:
+def unproven(facts: Mapping[str, Any], known: Sequence[Any], counts: Mapping[tuple[str, str], int]) -> list[str]:
     """Return what cannot be said of this stream. ``known``: its row; ``counts``: (figure, stream) -> entries."""
-    (_, handled_ms, ahead_ms, *_), first, cut_ms = known, facts.first, facts.cut_ms
+    (stream, handled_ms, ahead_ms, *_), first, cut_ms = known, facts["first"], facts["cut_ms"]
     gone = "its entries" if first is None else f"the entries before {first.decode()}"
-    deleted = facts.max_deleted if first and facts.max_deleted and rank(facts.max_deleted) > rank(first) else b""
+    deleted = facts["last_deleted"] if first and rank(facts["last_deleted"] or ZERO) > rank(first) else b""
     since = "none ever was" if handled_ms is None else f"that was added at {handled_ms} ms"
-    many = defaultdict(int, {name: count for (name, stream), count in counts.items() if stream == facts.keys.stream})
+    many = defaultdict(int, {name: count for (name, of), count in counts.items() if of == stream})
     told = {
         "the run log is empty, so nothing can be said of past executions: order, overlaps, losses"
-        " (USHER_RUN_LOG_LENGTH)": not facts.has_runs and facts.row["delivered_nth"] > 0,
+        " (USHER_RUN_LOG_LENGTH)": not facts["has_runs"] and facts["delivered_nth"] > 0,
         f"records of the run log up to {cut_ms} ms were cut (its cap) or deleted (XDEL), so order, losses and repeats"
         " are proven for entries added after that only (raise USHER_RUN_LOG_LENGTH; usher audit archive)": cut_ms >= 0,
         f"ids are up to {ahead_ms:,} ms ahead of Redis' clock, so that much less is proven (a clock set back?"
@@ -200,15 +178,24 @@ def unproven(facts: AuditedStream, known: Sequence[Any], counts: Mapping[tuple[s
             many["maybe_dropped"]
         ),
     }
-    return [f"{facts.keys.stream}: {text}" for text, holds in told.items() if holds]
+    return [f"{stream}: {text}" for text, holds in told.items() if holds]
 
 
 class KeyForeign(StartRefused):
     """A key of a stream that another program wrote to."""
 
 
-def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
-    """Raises StartRefused when the stream or its group does not exist, KeyForeign, and what Link.call raises."""
+def stream_facts(link: Link, keys: Keys, run_log_length: int) -> dict[str, Any]:
+    """Return a stream's row in ``facts``, and more: how many entries and dead letters it has, whether there are records
+    in the run log (``has_runs``), which is whole above ``cut_ms`` (-1: never cut), and declared losses (``declared``).
+    Raises StartRefused when stream or group does not exist, KeyForeign, and what Link.call raises."""
+    kinds = dict.fromkeys((keys.tickets, keys.consumers, keys.counters, keys.attempts, keys.rules), b"hash")
+    kinds |= dict.fromkeys((keys.dead, keys.runs, keys.actions, keys.losses), b"stream")
+    types = zip(kinds.items(), link.all_of([("TYPE", name) for name in kinds]), strict=True)
+    foreign = [(name, kind, own) for (name, own), kind in types if kind not in (own, b"none")]
+    if foreign:
+        told = (f"{name} is a {kind.decode()}, not a {own.decode()}" for name, kind, own in foreign)
+        raise KeyForeign("; ".join(told))
     time_ms = redis_ms(link)
     try:
         group = TicketStream(link, keys).group_facts()
@@ -236,7 +223,8 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
     cut += [deleted] if first_run and rank(deleted) > rank(first_run) else []
     cut_ms = min(max((rank(one) >> 64 for one in cut), default=-1), _MOST)
     delivered, last_deleted = group[b"last-delivered-id"], of_stream.get(_DELETED)
-    row = dict.fromkeys(FACTS.names) | {
+    declared = [dict(zip(DECLARED.names, (keys.stream, ms, nth(a), nth(b)), strict=True)) for ms, a, b in repeats]
+    return dict.fromkeys(FACTS.names) | {
         "stream": keys.stream,
         "time_ms": time_ms,
         "delivered_ms": min(rank(delivered) >> 64, _MOST),
@@ -247,22 +235,14 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
         "drop_ms": last_drop_ms(link, keys),
         "cut_unread": unread,
         "cut_told": next((": " + one.describe() for one in losses if one.kind == "unread_cut"), ""),
+        "declared": declared,
+        "length": of_stream[b"length"],
+        "letters": facts_of(link, keys.dead).get(b"length", 0),
+        "first": first,
+        "last_deleted": last_deleted,
+        "has_runs": first_run is not None,
+        "cut_ms": cut_ms,
     }
-    declared = [dict(zip(DECLARED.names, (keys.stream, ms, nth(a), nth(b)), strict=True)) for ms, a, b in repeats]
-    letters = facts_of(link, keys.dead).get(b"length", 0)
-    about = (keys, row, declared, of_stream[b"length"], first_run is not None, cut_ms, letters, first, last_deleted)
-    return AuditedStream(*about)
-
-
-def foreign_keys(link: Link, keys: Keys) -> list[str]:
-    kinds = dict.fromkeys((keys.tickets, keys.consumers, keys.counters, keys.attempts, keys.rules), b"hash")
-    kinds |= dict.fromkeys((keys.dead, keys.runs, keys.actions, keys.losses), b"stream")
-    found = link.all_of([("TYPE", name) for name in kinds])
-    return [
-        f"{name} is a {kind.decode()}, not a {own.decode()}"
-        for (name, own), kind in zip(kinds.items(), found, strict=True)
-        if kind not in (own, b"none")
-    ]
 
 
 def is_capped(log: Mapping[bytes, Any], cap: int) -> bool:
@@ -346,43 +326,39 @@ class AuditRun:
             streams = self._first_look()
             found = self._second_look()
         figures = {
-            "entries": sum(one.length for one in streams),
+            "entries": sum(one["length"] for one in streams),
             **{name: value for (name, stream), value in self._figures.items() if not stream},
-            "dead_letters": sum(one.dead_letters for one in streams),
+            "dead_letters": sum(one["letters"] for one in streams),
             "reading_seconds": round(self._reading_s, 3),
             "engine": self._engine.name,
         }
-        return AuditReport.of(self._plan, started_ns, found, self._open, figures=figures)
+        return AuditReport(self._plan, started_ns, found, self._open, figures)
 
-    def _facts(self) -> dict[str, AuditedStream]:
+    def _facts(self) -> dict[str, dict[str, Any]]:
         """Return the facts of each stream, and leave those out that another program wrote to."""
         facts, foreign = {}, []
         for stream, (link, keys) in list(self._readers.items()):
-            told = foreign_keys(link, keys)
             try:
-                if not told:
-                    facts[stream] = stream_facts(link, keys, self._plan.run_log_length)
+                facts[stream] = stream_facts(link, keys, self._plan.run_log_length)
             except KeyForeign as odd:
-                told = [str(odd)]
-            if told:
-                foreign += [{"stream": stream, "detail": one} for one in told]
+                foreign.append({"stream": stream, "detail": str(odd)})
                 del self._readers[stream]
         self._engine.arrow("foreign_keys", few(_FOREIGN, foreign))
         return facts
 
-    def _first_look(self) -> list[AuditedStream]:
+    def _first_look(self) -> list[dict[str, Any]]:
         engine, plan = self._engine, self._plan
         before = self._facts()
         # Without a run log nothing is proven of what is over, so only the pending entries are read.
-        everything = any(one.has_runs for one in before.values())
+        everything = any(one["has_runs"] for one in before.values())
         self._read(everything)
-        now, rows = [], []
-        for stream, (link, keys) in self._readers.items():
-            now.append(stream_facts(link, keys, plan.run_log_length))
-            row = now[-1].row | {"last_nth": before[stream].row["delivered_nth"]}
-            rows.append(row if everything else row | {"deleted_nth": None})  # only pending entries were read
-        engine.arrow("facts", few(FACTS, rows))
-        engine.arrow("declared", few(DECLARED, (row for one in now for row in one.declared)))
+        now = [stream_facts(link, keys, plan.run_log_length) for link, keys in self._readers.values()]
+        for row in now:
+            row["last_nth"] = before[row["stream"]]["delivered_nth"]
+            if not everything:  # only pending entries were read
+                row["deleted_nth"] = None
+        engine.arrow("facts", few(FACTS, now))
+        engine.arrow("declared", few(DECLARED, (loss for row in now for loss in row["declared"])))
         engine.arrow("carried", CARRIED.empty_table())
         engine.arrow("carried_clocks", CARRIED_CLOCKS.empty_table())
         engine.arrow("limits", pa.Table.from_pylist([plan.thresholds]))
@@ -394,7 +370,7 @@ class AuditRun:
         self.suspects = engine.found(CHECKS)
         self._figures = {(figure, stream): value for figure, stream, value in engine.rows(findings.text("figures"))}
         known = {row[0]: row for row in engine.rows("SELECT stream, handled_ms, ahead_ms FROM known")}
-        self._open += [text for one in now for text in unproven(one, known[one.keys.stream], self._figures)]
+        self._open += [text for one in now for text in unproven(one, known[one["stream"]], self._figures)]
         return now
 
     def _read(self, everything: bool) -> None:
@@ -530,7 +506,7 @@ class Proof:
             self._compare_with_standing()
             sentences = {text: is_hole for is_hole, text in self._unproven(facts, unjudged)}
             self.unproven, self.holes = tuple(sentences), sum(sentences.values())
-            self.number, self.until_ms = self._before.number + 1 if self._before else 1, facts.row["time_ms"]
+            self.number, self.until_ms = self._before.number + 1 if self._before else 1, facts["time_ms"]
             if not again:
                 self._stage({"span": self.span, "until_ms": self.until_ms, "seen": before_reading})
 
@@ -595,13 +571,13 @@ class Proof:
         span["executions"] += of_span
         span["since_ms"] = began_ms if span["since_ms"] is None else span["since_ms"]
 
-    def _look(self, facts: AuditedStream, now: AuditedStream) -> None:
+    def _look(self, facts: dict[str, Any], now: dict[str, Any]) -> None:
         """Make the tables of a look at new executions, and at former ones of tickets in doubt and of old dead letters.
         What was open at the last run, or came after it, ended after it: only a new hole can hide that."""
         engine, span = self._engine, self.span
         since = span["since_ms"] if span["since_ms"] is not None else -1
-        row = now.row | {
-            "last_nth": facts.row["delivered_nth"],
+        row = now | {
+            "last_nth": facts["delivered_nth"],
             "deleted_nth": None,  # not all entries that the group has read are looked at
             "base_ms": since if self._begins else -1,
             "order_ms": max(since if span["before"] else -1, self._kept_ms),
@@ -609,7 +585,7 @@ class Proof:
             "ahead_before_ms": self._was.get("ahead_ms"),
         }
         engine.arrow("facts", few(FACTS, [row]))
-        engine.arrow("declared", few(DECLARED, facts.declared))
+        engine.arrow("declared", few(DECLARED, facts["declared"]))
         engine.view(
             "entries",
             "SELECT n.*, p.consumer, p.idle_ms, p.deliveries, 0 AS age_ms, true AS in_stream FROM not_over n"
@@ -686,12 +662,12 @@ class Proof:
                 self.fresh.append(AuditFinding(CHECKS[check], self._keys.stream, count, shown))
         self.standing = list(standing.values())
 
-    def _unproven(self, facts: AuditedStream, unjudged: int) -> Iterator[tuple[bool, str]]:
+    def _unproven(self, facts: dict[str, Any], unjudged: int) -> Iterator[tuple[bool, str]]:
         more = f", so entries added before it are not judged, of which {unjudged:,} are over"
         for one in [one for one in (*self._new_runs, *self._new_entries) if one.gap]:
-            yield "kept_ms" not in one.facts, f"{facts.keys.stream}: {one.gap}{more if one in self._new_runs else ''}"
+            yield "kept_ms" not in one.facts, f"{self._keys.stream}: {one.gap}{more if one in self._new_runs else ''}"
         # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
-        told = facts._replace(first=ZERO, cut_ms=-1)
+        told = facts | {"first": ZERO, "cut_ms": -1}
         yield from ((False, text) for text in unproven(told, self._known, self._counts))
 
     def _stage(self, facts: dict[str, Any]) -> None:
@@ -721,7 +697,7 @@ class Proof:
         if self._before:  # the first run proves all that is archived: its duration says nothing of the next ones
             told += ["proven_took_ms", wall_ms() - self._began_ms]
         with self._link:
-            note(self._link, self._keys, self.span["since_ms"], self.until_ms, *told)
+            note(self._link, self._keys, self.until_ms, *told)
 
 
 def forecast(busiest: Mapping[str, float], slots: int, today: date) -> tuple[str, date | None]:

@@ -4,6 +4,7 @@ point goes by is in Redis, so a successor goes on where the former leader ended.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, log10
 from operator import itemgetter
@@ -18,12 +19,11 @@ from usher.master.insight.stats import stream_sums
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
 from usher.master.policy import charts
-from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, MINUTE_MS, ChartSpan, add, empty, percentile_ms
+from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, MINUTE_MS, ChartSpan, percentile_ms
 from usher.master.policy.rates import sample_of
 
-#: Bytes of the run log that are read for a minute, in so many slices of it, so that a part stands for all of it; and
-#: records per call.
-_RUN_BYTES, _SLICES, _RECORDS = 2 << 20, 6, 20
+#: Bytes of the run log that are read for a minute, from its begin on, and records per call.
+_RUN_BYTES, _RECORDS = 2 << 20, 20
 #: Milliseconds of the run log that a first point is made of; and how far back a former point is looked for.
 _FIRST_MS, _FORMER_MS = 60_000, 3_600_000
 
@@ -65,7 +65,7 @@ class ChartKeeper(LeaderService):
         return made | charts.marks(now_ms, former, self._lead.epoch or 0, self._lead.leader_url or "", self._fleet())
 
     def _level(self) -> tuple[int, dict[str, Any]]:
-        keys, seen = self._keys, stream_sums(self._link, self._scripts, self._keys, 0)
+        keys, seen = self._keys, stream_sums(self._link, self._keys, 0)
         asked = [("XINFO", "STREAM", keys.stream), ("XREVRANGE", keys.runs, "+", "-", "COUNT", 1)]
         now_ms = redis_ms(self._link)
         stream, last, failed = self._link.pipeline([*asked, ("HGET", keys.failures, "failed")])
@@ -80,24 +80,16 @@ class ChartKeeper(LeaderService):
     def _read_runs(self, after: str, until: str) -> tuple[list[RunRecord], bool]:
         """Return the executions that the run log has after the one record, up to the other; and whether some were
         passed over."""
-        begin, end = milliseconds(after.encode()), milliseconds(until.encode())
-        found: list[RunRecord] = []
-        in_part = False
-        for number in range(_SLICES if end >= begin else 0):
-            start = f"({after}" if not number else f"{begin + (end - begin) * number // _SLICES + 1}-0"
-            stop = until if number == _SLICES - 1 else str(begin + (end - begin) * (number + 1) // _SLICES)
-            left = _RUN_BYTES // _SLICES
-            while left > 0:
-                page = self._link.call("XRANGE", self._keys.runs, start, stop, "COUNT", _RECORDS)
-                for _, (_, record) in page:
-                    left -= len(record)
-                    found += decode(record)
-                if len(page) < _RECORDS:
-                    break
-                start = f"({page[-1][0].decode()}"
-            else:
-                in_part = True
-        return found, in_part
+        found, start, left = list[RunRecord](), f"({after}", _RUN_BYTES
+        while left > 0:
+            page = self._link.call("XRANGE", self._keys.runs, start, until, "COUNT", _RECORDS)
+            for _, (_, record) in page:
+                left -= len(record)
+                found += decode(record)
+            if len(page) < _RECORDS:
+                return found, False
+            start = f"({page[-1][0].decode()}"
+        return found, True
 
     def _take_tenants(self) -> dict[str, list[Any]]:
         told = self._tenants()
@@ -162,7 +154,7 @@ def _of_part(key: str, group: str, name: str) -> Value:
 
 
 def _percentile(key: str, share: float, group: str, name: str) -> Value:
-    return lambda point: percentile_ms(point[group].get(name, {}).get(key, {}), share)
+    return lambda point: percentile_ms(point[group].get(name, {}), key, share)
 
 
 def _of_tenant(at: int, name: str) -> Value:
@@ -192,7 +184,7 @@ def kinds(consumer: str, tenant: str, source: str) -> tuple[ChartKind, ...]:
             "duration",
             (Series("p50", "two", _percentile(key, 0.5, *part)), Series("p99", "one", _percentile(key, 0.99, *part))),
         )
-        for key, title in (("wait", "Wait from sent to start"), ("took", "Handler time"))
+        for key, title in (("w", "Wait from sent to start"), ("t", "Handler time"))
     ]
     return (*moved, *timed)
 
@@ -282,13 +274,17 @@ def _scale(most: float) -> tuple[float, float]:
 
 def totals(points: Sequence[Mapping[str, Any]], group: str, only: str | None = None) -> list[dict[str, Any]]:
     """Return a row for each consumer, or source, of these points; ``only``: for this one."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Counter[str]] = {}
     parts = (item for point in points for item in point[group].items())
     for name, part in ((name, part) for name, part in parts if (name != ALL if only is None else name == only)):
-        add(found.setdefault(name, {"name": name, **empty()}), part)
-    rows = sorted(found.values(), key=lambda row: (-row["done"] - row["failed"], row["name"]))
-    shares = {f"{key}_{int(100 * share)}": (key, share) for key in ("wait", "took") for share in (0.5, 0.99)}
-    return [row | {name: percentile_ms(row[key], share) for name, (key, share) in shares.items()} for row in rows]
+        found.setdefault(name, Counter()).update(part)
+    shares = {f"{key}_{int(100 * share)}": (key[0], share) for key in ("wait", "took") for share in (0.5, 0.99)}
+    rows: list[dict[str, Any]] = [
+        {"name": name, "done": part["done"], "failed": part["failed"]}
+        | {title: percentile_ms(part, *share) for title, share in shares.items()}
+        for name, part in found.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["done"] - row["failed"], row["name"]))
 
 
 def turns(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

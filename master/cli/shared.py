@@ -5,17 +5,13 @@ and counts what came of it."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import getpass
-import itertools
 import math
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
@@ -26,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from usher.common.base.durations import Duration
-from usher.common.base.errors import GroupMissing, RedisTrouble, ReplyUnknown, StartRefused
+from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, json_line, label, pluralize
 from usher.common.cli.progress import progress
 from usher.common.protocol.keys import Keys
@@ -41,7 +37,7 @@ from usher.master.operations.live_rules import TooManyRules
 from usher.master.policy.letters import Preview
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.policy.states import BAD, STATES, WARN
-from usher.master.verbs.verbs import TICKETS, VERBS, Args, Ask, BulkJob, Item, Shelf, Unfit, Verb
+from usher.master.verbs.verbs import STOPPED, TICKETS, VERBS, Args, Ask, BulkJob, Item, Shelf, Unfit, Verb
 from usher.master.verbs.view import View
 
 #: A width, in characters, at which nothing is folded.
@@ -60,6 +56,11 @@ def stacked(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return command
 
     return decorate
+
+
+def limited(most: int, told: str) -> Callable[[Any], Any]:
+    """Return the option that says how many are listed, ``most`` if it is not given."""
+    return click.option("--limit", type=click.IntRange(1, 100_000), default=most, show_default=True, help=told)
 
 
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -81,10 +82,15 @@ def confirm(question: str, yes: bool, as_json: bool) -> None:
 
 
 def _ask(settings: CommonSettings, url: str, path: str) -> dict[str, Any] | None:
-    """Return a master's answer to a GET; None when it does not answer with a document."""
+    """Return a master's answer to a GET; None when it does not answer with a document. Raises StartRefused when the
+    file of certificates that are trusted is not there."""
     headers = {"Authorization": f"Bearer {settings.api_token}"} if settings.api_token else {}
+    ca = settings.tls_ca and settings.tls_ca.expanduser()
+    if ca and not ca.exists():
+        raise StartRefused(f"USHER_TLS_CA: there is no {settings.tls_ca}")
     try:
-        with session(settings.tls_ca) as asking:
+        with requests.Session() as asking:
+            asking.trust_env, asking.verify = False, str(ca) if ca else True  # our own addresses: no proxy
             answered = asking.get(url + path, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
             document = answered.json() if answered.status_code == 200 else None
     except (requests.RequestException, ValueError):
@@ -144,45 +150,33 @@ def table(
     rows: Sequence[Sequence[object]],
     numbers: Sequence[str] = (),
     ids: Sequence[str] = (),
+    extras: Sequence[str] = (),
 ) -> Table:
     """Return a table for people; ``numbers`` are the columns that are aligned to the right, ``ids`` those that stay on
-    one line, to be copied."""
+    one line, to be copied. As many of its ``extras`` are left out, in this order, as it takes for the others to be read
+    on this terminal; none where there is no terminal: output that is kept or searched needs them all."""
+    cells, screen = [[*map(_cell, row)] for row in rows], console()
+    width = screen.width if screen.is_terminal or "COLUMNS" in os.environ else sys.maxsize
+    needs = {}
+    for number, column in enumerate(columns):
+        longest = max((cell_len(row[number].plain) for row in cells), default=0)
+        needs[column] = 2 + max(len(column), longest if column in (*ids, *numbers) else min(longest, _READABLE))
+    for extra in extras:
+        if sum(needs.values()) > width:
+            del needs[extra]
     # A title may be wider than its table.
     named = Text(escape_control(title), "table.title", no_wrap=True, overflow="ignore")
     made = Table(
         title=named, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns)
     )
-    for column in columns:
-        made.add_column(
-            column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=column in ids
-        )
-    for row in rows:
-        made.add_row(*map(_cell, row))
+    kept = [number for number, column in enumerate(columns) if column in needs]
+    for number in kept:
+        column = columns[number]
+        side = "right" if column in numbers else "left"
+        made.add_column(column, justify=side, overflow="fold", no_wrap=column in ids)  # type: ignore[arg-type]
+    for row in cells:
+        made.add_row(*(row[number] for number in kept))
     return made
-
-
-def fitted(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    numbers: Sequence[str],
-    ids: Sequence[str],
-    extras: Sequence[str],
-) -> Table:
-    """Return such a table fitted to the terminal: as many of its ``extras`` are left out, in this order, as it takes
-    for the others to be read. None are where there is no terminal: output that is kept or searched needs them all."""
-    at, cells = list(columns), [[_cell(value).plain for value in row] for row in rows]
-    screen = console()
-    width = screen.width if screen.is_terminal or "COLUMNS" in os.environ else sys.maxsize
-    needs = {}
-    for number, column in enumerate(columns):
-        longest = max((cell_len(row[number]) for row in cells), default=0)
-        needs[column] = 2 + max(len(column), longest if column in (*ids, *numbers) else min(longest, _READABLE))
-    for extra in extras:
-        if sum(needs[column] for column in at) > width:
-            at.remove(extra)
-    kept = [columns.index(column) for column in at]
-    return table(title, at, [[row[number] for number in kept] for row in rows], numbers, ids)
 
 
 def _cell(value: object) -> Text:
@@ -212,7 +206,7 @@ def tickets_table(
         for row in rows
     ]
     ids = ("first message", "attempts")
-    return fitted(title, columns, cells, ("messages", "age"), ids, names[:2:-1])
+    return table(title, columns, cells, ("messages", "age"), ids, names[:2:-1])
 
 
 def unblock_hint(row: dict[str, Any]) -> str | None:
@@ -246,18 +240,6 @@ def why_option(more: str = "", has_filter: bool = False) -> Callable[[Any], Any]
     return click.option(*flags, default="", metavar="TEXT", help=f"Why, for the action log{more}.")
 
 
-def session(ca: Path | None) -> requests.Session:
-    """Return an HTTP session for masters. ``ca``: a file of certificates that are trusted instead of the system's.
-    Raises StartRefused when there is no such file."""
-    made = requests.Session()
-    made.trust_env = False  # our own addresses: no proxy
-    if ca is not None:
-        if not ca.expanduser().exists():
-            raise StartRefused(f"USHER_TLS_CA: there is no {ca}")
-        made.verify = str(ca.expanduser())
-    return made
-
-
 def caller(why: str = "") -> By:
     """Return the user of the operating system who runs this command. Raises click.UsageError for a ``why`` that the
     action log does not take."""
@@ -272,7 +254,6 @@ def caller(why: str = "") -> By:
     return By(who, "cli", why)
 
 
-_TRIES = 5
 #: Rows of a preview, and sentences about what was refused; and what programs get of a group.
 _SHOWN, _GROUP = 20, ("reason", "error_type", "policy", "at", "count")
 
@@ -323,24 +304,29 @@ def asked_of(shelf: Shelf, given: dict[str, Any]) -> Any:
     return asked
 
 
-def place_command(verb: Verb) -> click.Command:
-    """Return the command of a verb about one thing."""
+def place_command(
+    verb: Verb,
+    extra: Callable[[Any], Any] = lambda command: command,
+    args_of: Callable[[Verb, str, dict[str, Any]], Args] = lambda verb, why, given: verb.args(reason=why, **given),
+    word: str = "",
+    told: str = "",
+) -> click.Command:
+    """Return the command of a verb about one thing. ``extra``: arguments and options of its own, and ``args_of`` what
+    they say; ``word`` and ``told``: its name and help, if they are not the verb's."""
 
+    @extra
+    @why_option(" and for explanations of what the tickets wait for" if word else "")
     @looks
-    @why_option()
-    def act(flags: dict[str, Any], why: str, as_json: bool, fields: tuple[str, ...] = (), **places: str) -> None:
-        if wrong := next((one for one in fields if "=" not in one), None):
-            raise click.UsageError(f"{wrong!r} has no value: give NAME=VALUE")
-        named = {"fields": dict(one.split("=", 1) for one in fields)} if fields else {}
+    def act(flags: dict[str, Any], why: str, as_json: bool, **given: Any) -> None:
+        places = {name: given.pop(name) for name in verb.places}
+        by, args = caller(why), args_of(verb, why, given)
         with configured(flags, "operator") as at:
-            code = perform(at.acting(caller(why)), verb.name, verb.args(reason=why, **named), as_json, **places)
+            code = perform(at.acting(by), verb.name, args, as_json, **places)
         sys.exit(code)
 
-    if "fields" in verb.args.model_fields:
-        act = click.argument("fields", nargs=-1, required=True, metavar="NAME=VALUE...")(act)
     for name in reversed(verb.places):
         act = click.argument(name)(act)
-    return click.command(verb.word, help=f"{verb.help} Exit code 1 when that changes nothing.")(act)
+    return click.command(word or verb.word, help=told or f"{verb.help} Exit code 1 when that changes nothing.")(act)
 
 
 def shelf_command(
@@ -418,7 +404,7 @@ def _act(
     nothing = f"no {shelf.noun} matches: {told}" if told else f"there are no {shelf.noun}s"
     if not as_json:
         _show_preview(view, verb, shelf, preview, "" if ids else nothing)
-    job, code = BulkJob(verb, shelf, view, Args(), None, "" if ids else told, b"", preview.count), 0
+    job, code = BulkJob(verb, shelf, view, Args(), None, "" if ids else told, b"", preview.count, tries=5), 0
     if not given["preview"] and (ids or preview.count):
         if preview.count:
             confirm(f"{verb.label.lower()}: {pluralize(preview.count, shelf.noun)}?", given["yes"], as_json)
@@ -455,23 +441,8 @@ def _show_preview(view: View, verb: Verb, shelf: Shelf, preview: Preview, nothin
 def _carry_out(job: BulkJob, pages: Iterator[Sequence[Any]]) -> int:
     """Do it to all of these, and return the exit code."""
     with progress() as show, UntilSignal() as until, contextlib.suppress(KeyboardInterrupt):  # the second one
-        pages = itertools.takewhile(lambda page: not until.came, pages)
-        for _ in job.carry_out(pages, functools.partial(_carried_out, job.verb, until)):
+        for _ in job.carry_out(pages):
             show(job.verb.word, job.outcomes.total(), job.count)
+            if until.came:
+                job.state = STOPPED
     return 130 if until.came else int(any(word not in job.shelf.good for word in job.outcomes))
-
-
-def _carried_out(verb: Verb, until: UntilSignal, view: View, items: Sequence[Any], args: Args) -> list[Any]:
-    """Return the results of one batch; after a signal, of none: what was done is counted. When the answer is lost, the
-    same is asked again: what is gone then was done before."""
-    if until.came:
-        return []
-    for number in range(_TRIES):
-        try:
-            results = list(verb.run(view, items, args))
-            return [one._replace(word="done") if number and one.word == "gone" else one for one in results]
-        except ReplyUnknown:
-            if number == _TRIES - 1:
-                raise
-            time.sleep(0.2 * 2**number)
-    raise AssertionError("not reached")

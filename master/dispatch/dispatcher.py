@@ -26,9 +26,8 @@ from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import SAME_MEMORY, Link
 from usher.common.redis.replies import TicketStream, read_command, record_or_none
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Report
+from usher.master.dispatch.events import DispatcherEvent, Report
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, PositionSaver, StreamCursor, TicketEntry
 from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.elector import Lead
@@ -48,8 +47,6 @@ _PLANS_PER_TURN = 4
 _PAUSE_PER_LOOK = 9.0
 #: Records that are not up to date wait so long for a turn that hands something over.
 _RECORDS_S = 0.25
-#: Entries whose bodies are looked for at a time.
-_BODIES = 100
 
 
 class Dispatcher(Service):
@@ -63,7 +60,6 @@ class Dispatcher(Service):
         """Make a dispatcher that waits on ``notifier``; without one it reads the stream at every turn."""
         super().__init__(notifier)
         self._link = link
-        self._scripts = ScriptRunner(link)
         self._stream = TicketStream(link, keys)
         self._keys = keys
         self._lead = lead
@@ -97,6 +93,12 @@ class Dispatcher(Service):
     def leads(self) -> bool:
         steps = self._steps
         return steps is not None and self._lead.epoch == steps.epoch
+
+    @property
+    def _led(self) -> LeaderScripts:
+        """The scripts of the epoch in which this is a turn."""
+        assert self._steps is not None
+        return self._steps
 
     @property
     def trouble(self) -> str | None:
@@ -210,7 +212,7 @@ class Dispatcher(Service):
         self._drop_memory()
         limits, started = self._limits, now_s()
         field, longest = limits.ticket_field, limits.longest_message
-        steps = LeaderScripts(self._scripts, self._keys, epoch, field, longest, self.counts, self._marks)
+        steps = LeaderScripts(self._link, self._keys, epoch, field, longest, self.counts, self._marks)
         steps.check()
         self._connection = self._link.connections
         found = Takeover(self._link, self._keys, self._stream, steps, self._new_board(), self.made_progress)
@@ -235,20 +237,19 @@ class Dispatcher(Service):
         entries, the newest of all, come last. Of unsure tickets nothing is planned before their records are read; those
         that become unsure after step 4 are read in the next turn, which then follows at once.
         """
-        assert self._steps is not None
         # 1. Events of other threads: reports free slots, rosters tell who died, rules must be read before planning.
         self._take_events()
         # 2. Older entries: those of dead incarnations.
-        self._recoverer.turn(self.board, self._steps, self._rejected)
+        self._recoverer.turn(self.board, self._led, self._rejected)
         # 3. Older entries: pending ones that the idle sweep finds.
         known, has_any = list(self._members), self._has_pending or bool(self.board.in_flight)
         sweeping = self._idle_sweep.turn(
-            self.board, self._steps, known, now_s(), self._rejected, has_any, self._cursor.to_look_at
+            self.board, self._led, known, now_s(), self._rejected, has_any, self._cursor.to_look_at
         )
         # 4. Records of unsure tickets: after 1, which names most of them, and before they are planned.
         self._read_records()
         # 5. Older entries: those that memory did not keep of tickets that go on.
-        reopening = read_again(self.board, self._steps)
+        reopening = read_again(self.board, self._led)
         # 6. Entries on the board get the free slots before new ones.
         handed = self._hand_over()
         # 7. Make room: drop from memory what Redis alone can keep. After 6, since what was handed over needs no room;
@@ -263,11 +264,11 @@ class Dispatcher(Service):
         if now_s() >= self.board.due_records_s() + _RECORDS_S:
             self._carry_out(NOTHING)
             self._follow_changes()
-        look = self._position_saver.turn(self.board, self._steps, self._cursor.taken)
-        if look is not None:
-            self._steps.losses.cut(look.cut, look.position.delivered)
-            self._cursor.under_master = look.pending.get(MASTER, 0)
-            self._has_pending = look.position.oldest_pending is not None  # the names lack those without an owner
+        pending = self._position_saver.turn(self.board, self._led, self._cursor.taken)
+        if pending is not None:
+            self._cursor.under_master = pending.get(MASTER, 0)
+            oldest = self._position_saver.memory.noted and self._position_saver.memory.noted.oldest_pending
+            self._has_pending = oldest is not None  # the names lack those without an owner
         # 11. Recalls, when nothing waits for the consumers. Last of what writes: full memory refuses them, and must not
         #     keep 9 and 10 from their turn.
         if not more:
@@ -289,25 +290,23 @@ class Dispatcher(Service):
     # ---- 1: events ---------------------------------------------------------------------------------------------------
 
     def _take_events(self) -> None:
-        assert self._steps is not None
         for _ in range(len(self._events)):
             posted = self._events.popleft()
             if isinstance(posted, Report):
                 posted.answer(self.board, now_s())
-            elif isinstance(posted, ChangedElsewhere):
-                if rank(posted.until) > rank(self._steps.noted):
-                    self._steps.look()
+            elif isinstance(posted, bytes):
+                if rank(posted) > rank(self._led.noted):
+                    self._led.look()
             else:
                 self._follow_roster(posted)
-        if not self._steps.is_guarded:
-            self._steps.look()
+        if not self._led.is_guarded:
+            self._led.look()
         self._follow_changes()
 
     def _follow_changes(self) -> None:
         """Follow what others have noted: nothing is planned of these tickets before their records have been read, nor
         for consumers that have begun to drain."""
-        assert self._steps is not None
-        changed = self._steps.changed
+        changed = self._led.changed
         self.board.doubt(name for kind, name in changed if kind == b"ticket")
         consumers = {name.decode(errors="replace") for kind, name in changed if kind == b"consumer"}
         if known := list(consumers & self.board.consumers.keys()):
@@ -316,7 +315,7 @@ class Dispatcher(Service):
                 self.board.close(incarnation)
         if any(kind == b"rules" for kind, _ in changed):
             self._follow_rules()
-        self._steps.changed = set()  # not before: what Redis could not tell just now is followed in the next turn
+        self._led.changed = set()  # not before: what Redis could not tell just now is followed in the next turn
 
     def _follow_roster(self, members: dict[str, RegisteredConsumer]) -> None:
         before, self._members = self._members, members
@@ -375,14 +374,13 @@ class Dispatcher(Service):
     def _read_records(self) -> None:
         """Read again the records of unsure tickets. When there are none, look from time to time at those that nobody
         reported on, and then also at what others have changed."""
-        assert self._steps is not None
         now = now_s()
         names = list(self.board.unsure)[:PAGE]
         if not names:
             owner, names, was_all = self._reconciler.page(self.board, now)
-            notes = read_command(self._keys.changed, self._steps.noted, None, 1)
+            notes = read_command(self._keys.changed, self._led.noted, None, 1)
             if was_all and self._link.call(*notes):  # who wakes us when others change something has not done so
-                self._steps.look()
+                self._led.look()
                 self._follow_changes()
             if owner:
                 self._settle(owner, names)
@@ -408,18 +406,15 @@ class Dispatcher(Service):
     def _settle(self, owner: str, names: Sequence[bytes]) -> None:
         """Free what is over of these quiet tickets of a consumer, although nobody has reported it: what is pending for
         nobody. Without a body it may be running still, for Redis has dropped its entry: its owner is asked."""
-        assert self._steps is not None
         pending, now = set(self._stream.pending_of(owner)), now_s()
         missing = {name: [one for one in ids if one not in pending] for name, ids in self.board.looked_at(names, now)}
-        owners, there = self._steps.owners_of(list(chain.from_iterable(missing.values()))), set[bytes]()
+        owners = self._led.owners_of(list(chain.from_iterable(missing.values())))
         alone = [one for one, owner in owners.items() if owner is None]
-        for at in range(0, len(alone), _BODIES):
-            bodies = self._link.all_of([("XRANGE", self._keys.stream, one, one) for one in alone[at : at + _BODIES]])
-            there.update(found[0][0] for found in bodies if found)
+        there = self._led.in_stream(alone)
         gone, elsewhere = {*alone} - there, owners.keys() - alone
         self.board.free(owner, [(name, [one for one in ids if one in there]) for name, ids in missing.items()], now)
         if asked := self.board.held(name for name, ids in missing.items() if not gone.isdisjoint(ids)):
-            self._steps.recall(owner, asked)
+            self._led.recall(owner, asked)
         self.board.doubt(name for name, ids in missing.items() if not elsewhere.isdisjoint(ids))
 
     # ---- 6: hand-over ------------------------------------------------------------------------------------------------
@@ -427,7 +422,6 @@ class Dispatcher(Service):
     def _hand_over(self) -> int:
         """Plan and hand over until nothing is left or the turn is long enough. Return the number of entries. A plan
         that is refused as a whole has not happened, and the board forgets it."""
-        assert self._steps is not None
         handed = 0
         for _ in range(_PLANS_PER_TURN):
             self.made_progress()  # of many consumers' messages, each takes a while
@@ -443,10 +437,9 @@ class Dispatcher(Service):
     def _carry_out(self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES, count: int = 0) -> NewEntries | None:
         """Take ``new``, carry out a plan, and bring the index up to date. Return what was read, of up to ``count``
         entries. None: others have changed something, and nothing has happened; the board forgets the plan."""
-        assert self._steps is not None
         index = self.board.outdated(now_s())
         try:
-            answer = self._steps.turn(plan, new, count, index)
+            answer = self._led.turn(plan, new, count, index)
         except NotNow:
             self.board.withdraw(plan)
             raise
@@ -469,15 +462,14 @@ class Dispatcher(Service):
 
     def _take_new_entries(self) -> bool:
         """Take what was read, by the plan that contains it, and read on. Return whether more can be done at once."""
-        assert self._steps is not None
-        new = self._cursor.next(self.board, self._steps, now_s())
+        new = self._cursor.next(self.board, self._led, now_s())
         if new is None:
             return False
         unseen, kept, late, rejected = self._sort(new)
         # Once for all that comes again; and before it is taken, since we may end in between.
         comes_again = bool(late or kept)
         if comes_again and not self._comes_again:
-            self._steps.losses.set_back((new.found[0][0], self._cursor.given), None)
+            self._led.losses.set_back((new.found[0][0], self._cursor.given), None)
         self._comes_again = comes_again
         plan = (None if late else self.board.plan(self._cursor.batch(self.board), now_s())) or NOTHING
         count = self._cursor.count(self.board, new)
@@ -501,7 +493,7 @@ class Dispatcher(Service):
         self._rejected += rejected
         self.board.take_in(late)
         self._follow_changes()
-        self._steps.note_cuts()
+        self._led.note_cuts()
         return self._cursor.may_have_more or (bool(new.found) and self.board.parked > 0)
 
     def _sort(
@@ -511,7 +503,6 @@ class Dispatcher(Service):
         and in this plan or a later one; ``NewEntries.kept``; those that come again and that nobody has, of which some
         may belong before others of their ticket, so that nothing is handed over before these are on the board; dead
         letters."""
-        assert self._steps is not None
         usable, rejected = partition_entries(new.found)
         redelivered, unseen = self._cursor.split(usable)
         if self.board.rules.limits:
@@ -543,10 +534,9 @@ class Dispatcher(Service):
         """Sort entries that come again, because somebody has set the group back, or because it was lost: those that
         somebody has, as in ``NewEntries``, and the others. Memory alone cannot tell: a late report of the first time
         may have freed them there."""
-        assert self._steps is not None
         kept: dict[str, list[bytes]] = {}
         late: list[TicketEntry] = []
-        owners = self._steps.owners_of([one for one, _ in again])
+        owners = self._led.owners_of([one for one, _ in again])
         for entry_id, ticket in again:
             if owners[entry_id]:
                 kept.setdefault("", []).append(entry_id)
@@ -561,10 +551,9 @@ class Dispatcher(Service):
         event("new_entries_retried", level=DEBUG, why=why)
 
     def _recall(self) -> None:
-        assert self._steps is not None
         for incarnation, tickets in self.board.recalls(now_s()):
             asked = self.board.held(tickets)
-            if self._steps.recall(incarnation, asked):
+            if self._led.recall(incarnation, asked):
                 self.counts.recalled += len(asked)
             else:
                 for name in tickets:
@@ -575,9 +564,8 @@ class Dispatcher(Service):
 
     def _reject(self) -> None:
         """Write the dead letters that are due. They are remembered until Redis has them."""
-        assert self._steps is not None
         if self._rejected:
-            over = self._rejected[: self._steps.reject(self._rejected)]
+            over = self._rejected[: self._led.reject(self._rejected)]
             for reason, count in Counter(one.reason for one in over).items():
                 event("messages_rejected", level=WARNING, count=count, reason=reason)
             self.on_rejected(over)

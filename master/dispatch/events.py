@@ -64,15 +64,9 @@ def report_of(body: bytes, retrying: int) -> Report:
     return Report(str(told["incarnation"]), items, wants_answers=False, retrying=retrying)
 
 
-@dataclass(frozen=True)
-class ChangedElsewhere:
-    """News that others have changed something, up to the note of this id."""
-
-    until: bytes
-
-
-#: The mapping is a new roster: all registered consumers, by incarnation.
-DispatcherEvent = Report | ChangedElsewhere | dict[str, RegisteredConsumer]
+#: Bytes: others have changed something, up to the note of this id. The mapping is a new roster: all registered
+#: consumers, by incarnation.
+DispatcherEvent = Report | bytes | dict[str, RegisteredConsumer]
 
 
 class ChangeWatch(Service):
@@ -88,7 +82,7 @@ class ChangeWatch(Service):
         self,
         link: Link,
         changed_key: str,
-        tell: Callable[[ChangedElsewhere | Report], object],
+        tell: Callable[[bytes | Report], object],
         on_members: Callable[[], None] = lambda: None,
         reports_key: str = "",
         leads: Callable[[], bool] = lambda: False,
@@ -118,7 +112,7 @@ class ChangeWatch(Service):
             if key != self._key.encode():
                 self._pass_on(entries)
                 continue
-            self._tell(ChangedElsewhere(entries[-1][0]))
+            self._tell(entries[-1][0])
             if any(fields[0] == b"consumer" for _, fields in entries):
                 self._on_members()
             if any(fields[0] == b"leader" for _, fields in entries):

@@ -5,17 +5,16 @@ turns."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import WARNING, event
-from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import ZERO, before, from_rank, rank
 from usher.common.redis.replies import TicketStream
 from usher.master.dispatch.stream_notifier import Notification, StreamNotifier
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
-from usher.master.leader.leader_scripts import LeaderScripts, PositionLook
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import Memory
 
@@ -24,14 +23,10 @@ from usher.master.policy.group_loss import Memory
 IDLE_READ_S = 15.0
 #: Entries under ``master`` at which nothing more is read: a takeover reads them all.
 _MOST_UNDER_MASTER = 2_000_000
-#: Read-ahead: most bytes of ids, of tickets and of entries, in memory.
-_BYTES = 64 * 1024 * 1024
-_LONGEST_ID = 41
 #: Entries of the first read; how many times more the next may ask for; and bytes that it may bring, if none is larger
 #: than the largest of the last one and than the newest of the stream. Sizes are not known before: where they jump, and
 #: the newest entry was small, a read may bring more.
 _FIRST_READ, _GROWTH, _READ_BYTES = 4, 4, 8 * 1024 * 1024
-_LONGEST = LONGEST_TICKET + _LONGEST_ID
 _MOST_BATCHES = 4  # of 16 consumers or more, so many times as many entries are read at once
 #: Seconds between saves: at most this much comes again when the group is lost.
 _SAVE_POSITION_S = 1.0
@@ -59,7 +54,7 @@ class StreamCursor:
         last_delivered: bytes = ZERO,
         highest_pending: bytes = ZERO,
     ) -> None:
-        """``batch``: most entries read at once (see ``batch``). ``read_ahead``: see ``read_ahead_room``."""
+        """``batch``: most entries read at once (see ``batch``). ``read_ahead``: most that are parked."""
         self._batch, self._read_ahead = batch, read_ahead
         self._notifier = notifier
         self._no_more_since_s = 0.0
@@ -161,7 +156,7 @@ class StreamCursor:
         """Return how many more entries there is space for, in memory and under ``master``."""
         if self.under_master >= _MOST_UNDER_MASTER:
             return 0
-        return read_ahead_room(self._read_ahead, board.parked, board.tickets)
+        return max(0, self._read_ahead - board.parked)
 
     def _room(self, board: Board) -> int:
         may_read = self.may_read(board)
@@ -170,15 +165,6 @@ class StreamCursor:
         # It is told once, and again when a tenth had been free meanwhile.
         self.is_full = not may_read or (self.is_full and may_read < self._read_ahead // 10)
         return min(self.batch(board), may_read, board.room)
-
-
-def read_ahead_room(most: int, parked: int, tickets: Iterable[bytes]) -> int:
-    """Return how many more entries may be read, so that no more than ``most`` are parked, and their ids fit into 64
-    MiB. ``tickets``: names of all tickets in memory; looked at only where the bytes could be too many."""
-    room = most - parked
-    if room > 0 and (parked + 1) * _LONGEST > _BYTES:
-        room = min(room, (_BYTES - parked * _LONGEST_ID - sum(map(len, tickets))) // _LONGEST)
-    return max(0, room)
 
 
 class PositionSaver:
@@ -207,9 +193,9 @@ class PositionSaver:
     def remember(self, new: NewEntries) -> None:
         self.memory = self.memory.read(new.found[0][0], new.found[-1][0])
 
-    def turn(self, board: Board, steps: LeaderScripts, last_read: bytes) -> PositionLook | None:
-        """Save the position, once a second while it moves. Return what Redis told with it; None when it was not
-        asked."""
+    def turn(self, board: Board, steps: LeaderScripts, last_read: bytes) -> dict[bytes, int] | None:
+        """Save the position, once a second while it moves. Return how many entries are pending for each name; None when
+        Redis was not asked."""
         now = now_s()
         is_open = bool(board.in_flight or board.parked)
         noted = self.memory.noted
@@ -217,11 +203,11 @@ class PositionSaver:
         self._next_s = self._saved_s + (_SAVE_POSITION_S if has_moved else self._look_s)
         if now < self._next_s:
             return None
-        look = steps.save_position(board.takeable(now))
-        self.memory = Memory(look.position)
+        position, pending = steps.save_position(board.takeable(now))
+        self.memory = Memory(position)
         self._was_open, self._saved_s = is_open, now
         self._next_s = now + (_SAVE_POSITION_S if is_open else self._look_s)
-        return look
+        return pending
 
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self._next_s - now_s)

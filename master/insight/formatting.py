@@ -74,8 +74,8 @@ def message_url(message_id: str) -> str:
     return f"/messages/{quote(message_id, safe='', errors='replace')}"
 
 
-def spark(points: Sequence[Any], column: int, width: int = 240, height: int = 40) -> str:
-    """Return the ``points`` of a polyline through a column of the history, from the right edge, one pixel step per
+def spark(points: Sequence[Any], column: Any, width: int = 240, height: int = 40) -> str:
+    """Return the ``points`` of a polyline through a column of these rows, from the right edge, one pixel step per
     point; "" without values."""
     values = [row[column] for row in points[-width // 2 :] if row[column] is not None]
     if len(values) < 2:

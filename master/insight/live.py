@@ -2,18 +2,18 @@
 
 The live overview is the state of the whole system for the page, read once for everybody who watches. While a page is
 open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every other second, in
-one round trip, so that a page finds a history when it opens; more rarely while nothing moves. Open pages ask again
-every two seconds; that is how they learn in time that there is no news. ``usher stuck`` takes two looks of its own.
+one round trip, so that a page finds rates when it opens; more rarely while nothing moves. Open pages ask again every
+two seconds; that is how they learn in time that there is no news. ``usher stuck`` takes two looks of its own.
 
 The feed serves all followers of tickets. Three streams (ticket stream, run log, dead letters) are read on, once for all
 who are at the same place, and the index is looked at for the followed tickets, a few times a second while there are
 followers. A follower that comes back with a position first gets the events it has missed.
 
 Events, as server-sent events: ``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a
-fence), ``attempt`` (one that failed, or attempts that a message is charged), ``completed`` (with times, from the run
-log), ``dead_letter``, ``state`` (handed_over, returned, put_off, paused, halted, idle; with the ``rule`` that holds),
-``gap`` (events in between are no longer there). ``time_ms`` of each: when it happened; when it was seen, if only the
-index tells; for a gap, the time from which something is missing.
+fence), ``attempt`` (one that failed) and ``completed``, both with times, from the run log, ``dead_letter``, ``state``
+(handed_over, returned, put_off, paused, halted, idle; with the ``rule`` that holds), ``gap`` (events in between are no
+longer there). ``time_ms`` of each: when it happened; when it was seen, if only the index tells; for a gap, since when
+something is missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import math
 import re
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -34,13 +34,11 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import GroupMissing, RedisTrouble
 from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
-from usher.common.protocol.attempts import Attempts, decode
-from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
-from usher.common.protocol.last_error import LastError
-from usher.common.protocol.last_error import decode as decode_error
+from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.message import as_mapping, first_value, ticket_value
 from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses
 from usher.common.protocol.mishaps import told as told_of
+from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import DONE, MERGED
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD
@@ -48,54 +46,47 @@ from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank, seq
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import Entry, first_of, pairs
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.insight.formatting import ticket_url, visible
 from usher.master.insight.stats import stream_sums, tickets_of
-from usher.master.insight.status import consumer_rows, ticket_row
+from usher.master.insight.status import Scan, consumer_rows, look_at, ticket_row
 from usher.master.membership.registry import STATES
 from usher.master.operations.live_rules import read_rules
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.explain import (
     OK,
-    Head,
-    StuckContext,
+    STUCK_MS,
+    Looked,
     TicketGroups,
     alarms,
     describe,
     level_of,
-    named_under_master,
-    oldest,
-    parse_head,
     since_ms,
-    stuck_rows,
 )
 from usher.master.policy.letters import SUDDEN_MS
-from usher.master.policy.rates import Sample, is_still, point, rates, sample_of
+from usher.master.policy.rates import Sample, is_still, rates, sample_of
 from usher.master.policy.rules import Rule, Rulebook, Target
-from usher.master.policy.states import Queue, Seen, ticket_state
+from usher.master.policy.states import Queue, Seen
+from usher.master.policy.ticket_filter import TicketFilter
 
 if TYPE_CHECKING:  # commands that look do without a web server
     from usher.common.http.push import LiveStream, LiveStreams
 
-#: Rows of the oldest tickets of each state.
-MOST = 50
-#: What was counted is forgotten when nobody has looked for so long.
-_FORGOTTEN_AFTER_MS = 60_000
-#: Records read by one call; the most old heads of each kind that are remembered; the most entries that are looked at
-#: under ``master``, at first and where it goes on, and of all consumers.
-_COUNT, _KEPT, _PARKED, _FURTHER, _PENDING = 1000, 100, 50, 500, 100
+#: Records read by one call; and the most entries that are looked at under ``master``, at first and where it goes on.
+_COUNT, _PARKED, _FURTHER = 1000, 50, 500
+#: By ticket, its first message, and when that was seen to move on; 0: never.
+_Standing = dict[bytes, tuple[bytes, int]]
 
 
 class StuckTickets:
-    """A scan of the index of tickets in processing for those that are stuck, which goes on turn by turn: the oldest
-    heads, how many tickets each owner has, and groups of those in trouble. Belongs to one thread. ``in_memory``: what
-    this master knows of a ticket's parked messages, when it leads.
+    """The tickets that stand still, are retried or halted, in groups of those in the same trouble; and how many tickets
+    each owner has. Belongs to one thread. ``in_memory``: what this master knows of a ticket's parked messages, when it
+    leads.
 
-    A scan of all of a million tickets would take seconds. So each turn scans one slice, and heads that seemed old are
-    read again, exactly. The oldest entries of each consumer are asked for as well, so that its oldest tickets are shown
-    before the first full scan is over."""
+    A scan of an index of a million tickets takes seconds: so each turn scans one slice, and groups are those of the
+    last full scan. Until there was one, they have what was found so far. Where a scan takes several turns, a ticket
+    that has not failed, and whose consumer lives, stands still when two scans have found the same first message: it may
+    be old, and yet have its turn just now."""
 
     def __init__(
         self,
@@ -105,143 +96,107 @@ class StuckTickets:
         in_memory: Callable[[bytes], Parked | None] = lambda ticket: None,
     ) -> None:
         self._link, self._keys, self._field, self._in_memory = link, keys, ticket_field, in_memory
-        self._scripts = ScriptRunner(link)
-        self._candidates: dict[bytes, Head] = {}
-        self.moved_ms: Mapping[bytes, int] = {}
         self._waiting: Counter[bytes] = Counter()  # by ticket: entries seen under ``master``
         self._start, self._reached = b"-", b""  # where those begin, and how far they go; b"": to the end
-        self._all_waiting = False
-        self._advanced_ms = self._under_master = 0
-        self._begin_again()
+        self._all_waiting, self._under_master = False, 0
+        self.forget()
 
-    def _begin_again(self) -> None:
+    def forget(self) -> None:
         self._owned: Mapping[bytes, int] | None = None  # None: the first full scan is not over
         self._groups, self._named = TicketGroups(), 0  # entries under ``master`` that records name
-        self._begin_pass()
+        self._stood, self._parked_stood = _Standing(), _Standing()
+        self._begin_scan()
 
-    def _begin_pass(self) -> None:
+    def _begin_scan(self) -> None:
         self._cursor: bytes | None = None
-        self._found: list[Head] = []
         self._counted: Counter[bytes] = Counter()
-        self._counting, self._naming = TicketGroups(), 0
+        self._counting, self._naming, self._standing = TicketGroups(), 0, _Standing()
 
     def owned_by(self, incarnation: str) -> int | None:
         """Return how many tickets in processing the incarnation has, as of the last full scan; None before there was
         one."""
         return None if self._owned is None else self._owned.get(incarnation.encode(), 0)
 
-    def advance(self, most: float, has_troubles: bool, states: Mapping[str, str], rules: Rulebook, now_ms: int) -> None:
-        """Look at ``most`` more records, or up to the end. ``has_troubles``: any attempts or errors are noted."""
-        if now_ms - self._advanced_ms > _FORGOTTEN_AFTER_MS:
-            self._begin_again()
-        self._advanced_ms, looked_at = now_ms, 0
-        while looked_at < most:
-            self._cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor or b"0", "COUNT", _COUNT)
-            page = [head for at in range(0, len(flat), 2) if (head := parse_head(flat[at], flat[at + 1])) is not None]
-            self._counted.update(head.owner for head in page)
-            looked_at += max(1, len(flat) // 2)
-            self._found = oldest([*self._found, *page], _KEPT)
-            self._naming += sum(map(named_under_master, page))
-            heads = page if has_troubles else [head for head in page if head.owner == HALTED]
-            attempts, errors = self._noted(heads)
-            troubled = [head for head in heads if head.owner == HALTED or head.id in attempts or head.id in errors]
-            seen = self._context(troubled, states, rules, attempts, errors)
-            for head in troubled:
-                self._counting.add(describe(head, seen, now_ms))
-            if self._cursor == b"0":
-                # Keep the former candidates: comparing shows which heads have moved on.
-                self._candidates = {head.ticket: head for head in self._found} | self._candidates
-                self._owned, self._groups, self._named = dict(self._counted), self._counting, self._naming
-                self._begin_pass()
-                return
-
-    def rows(
-        self, states: Mapping[str, str], rules: Rulebook, now_ms: int, queue: Queue | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the oldest tickets that are stuck, as they are now. ``queue``: what of them only waits for its
-        turn."""
-        heads = self.heads(now_ms)
-        seen = self._context(heads, states, rules, *self._noted(heads))
-        seen = seen._replace(queue=queue.text if queue is not None else "")
-        return list(map(_shown, stuck_rows(heads, seen, now_ms, MOST)))
-
-    def groups(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        found = self._groups.merged(rows, self._under_master <= self._named, MOST)
-        return [group | {"rows": list(map(_shown, group["rows"]))} for group in found]
-
-    def heads(self, now_ms: int) -> list[Head]:
-        """Return the oldest heads of each kind as they are now, parked ones among them."""
-        before = {head.ticket: head for head in self._found} | self._candidates
-        waiting, held = self._pending()
-        asked = list(dict.fromkeys([*before, *waiting, *held]))
-        values = self._link.call("HMGET", self._keys.tickets, *asked) if asked else []
-        known, now = dict(self.moved_ms), dict[bytes, Head]()
-        for ticket, value in zip(asked, values, strict=True):
-            head = None if value is None else parse_head(ticket, value)
-            if head is None:
-                continue
-            if ticket in before and head.id != before[ticket].id:
-                known[head.id] = now_ms
-            now[ticket] = head
-        alone = waiting.keys() - {ticket for ticket, value in zip(asked, values, strict=True) if value is not None}
-        now |= {ticket: waiting[ticket] for ticket in alone}
-        if not alone:  # all of these are put off, or behind others: look further the next time
-            self._start = b"(" + self._reached if self._reached else b"-"
-        kept = oldest(now.values(), _KEPT)
-        self._candidates = {head.ticket: head for head in kept if head.owner}
-        moved_ms = {head.id: known.get(head.id, 0) for head in kept}
-        # Note heads that stand since now or since an unknown time, so that the next look knows them.
-        moved_ms |= {head.id: now_ms for head in kept if since_ms(head, moved_ms[head.id], now_ms) == now_ms}
-        self.moved_ms = {entry_id: ms for entry_id, ms in moved_ms.items() if ms}
-        return kept
-
-    def _pending(self) -> tuple[dict[bytes, Head], list[bytes]]:
-        """Return the heads of what waits longest under the master, by ticket; those of tickets that are in the index
-        too are behind another message. And the tickets of the oldest entries of each other name in the group."""
-        stream, group = self._keys.stream, self._keys.group
-        try:
-            by_name = {name: int(count) for name, count in self._link.call("XPENDING", stream, group)[3] or ()}
-        except GroupMissing:
-            by_name = {}
-        each = max(1, _PENDING // max(1, len(by_name)))
-        most = _PARKED if self._start == b"-" else _FURTHER
-        asked: list[tuple[Any, ...]] = [
-            ("XPENDING", stream, group, "-", "+", each, one) for one in by_name if one != MASTER
-        ]
-        asked += [("XPENDING", stream, group, self._start, "+", most, MASTER)] if MASTER in by_name else []
-        rows = [row for page in self._link.all_of(asked) for row in page]
-        under = {row[0] for row in rows if row[1] == MASTER}
-        self._reached = max(under, key=rank) if len(under) == most else b""
-        ids = [*sorted(under, key=rank), *sorted({row[0] for row in rows} - under, key=rank)[:_PENDING]]
-        found, first = list(tickets_of(self._scripts, self._keys, self._field, ids)), dict[bytes, Head]()
-        for entry_id, ticket in found:
-            if entry_id in under:
-                known = first.get(ticket, Head(ticket, b"", 0, entry_id, 0))
-                first[ticket] = known._replace(size=known.size + 1)
-        self._waiting = Counter({ticket: head.size for ticket, head in first.items()})
-        # Entries whose bodies were deleted count there but are not found here.
-        self._under_master = by_name.get(MASTER, 0)
-        self._all_waiting = self._under_master <= self._waiting.total()
-        return first, [ticket for entry_id, ticket in found if entry_id not in under]
-
-    def _context(
+    def look(
         self,
-        heads: Iterable[Head],
+        most: float,
+        tickets: int,
         states: Mapping[str, str],
         rules: Rulebook,
-        attempts: Mapping[bytes, Attempts],
-        errors: Mapping[bytes, LastError],
-    ) -> StuckContext:
-        parked = {head.ticket: self._parked_of(head.ticket) for head in heads}
-        return StuckContext(attempts, states, self.moved_ms, parked, rules, errors)
+        now_ms: int,
+        queue: Queue | None = None,
+    ) -> list[dict[str, Any]]:
+        """Look at ``most`` more records of ``tickets``, or up to the end, and return the groups. ``queue``: what only
+        waits for its turn."""
+        waiting, looked_at = self._pending(), 0
+        while looked_at < most:
+            self._cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor or b"0", "COUNT", _COUNT)
+            looked_at += max(1, len(flat) // 2)
+            scan = Scan(self._link, self._keys, pairs(flat))
+            self._counted.update(scan.words)
+            for one in look_at(self._link, self._keys, scan, scan.readable, TicketFilter(), states):
+                self._naming += one.under_master
+                self._add(one, self._counting, self._stood, self._standing, now_ms, tickets <= most)
+            if self._cursor == b"0":
+                self._owned, self._groups, self._named = dict(self._counted), self._counting, self._naming
+                self._stood = self._standing
+                self._begin_scan()
+                break
+        groups, standing = (self._groups if self._owned is not None else self._counting).copied(), _Standing()
+        records = self._link.call("HMGET", self._keys.tickets, *waiting) if waiting else []
+        alone = [ticket for ticket, record in zip(waiting, records, strict=True) if record is None]
+        if not alone:  # all of these are put off, or behind others: look further the next time
+            self._start = b"(" + self._reached if self._reached else b"-"
+        for ticket in alone:
+            rule = rules.of(ticket)
+            seen = Seen(rule=rule, queue=queue.text if queue is not None and rule is None else "")
+            one = Looked(ticket, b" 0 " + b" ".join(waiting[ticket]), seen, None)
+            self._add(one, groups, self._parked_stood, standing, now_ms, True, self._all_waiting)
+        self._parked_stood = standing
+        return groups.told(self._under_master <= self._named, self._owned is not None)
 
-    def _noted(self, heads: Iterable[Head]) -> tuple[dict[bytes, Attempts], dict[bytes, LastError]]:
-        ids = [head.id for head in heads]
-        hashes = (self._keys.attempts, self._keys.errors) if ids else ()
-        noted, told = self._link.all_of([("HMGET", key, *ids) for key in hashes]) or ((), ())
-        read = {one: decode_error(value) for one, value in zip(ids, told, strict=True) if value is not None}
-        attempts = {one: decode(value) for one, value in zip(ids, noted, strict=True) if value is not None}
-        return attempts, {one: error for one, error in read.items() if error is not None}
+    def _add(
+        self,
+        one: Looked,
+        groups: TicketGroups,
+        stood: _Standing,
+        standing: _Standing,
+        now_ms: int,
+        at_once: bool,
+        are_all: bool = True,
+    ) -> None:
+        """Add a ticket that is stuck. ``stood``: what seemed to stand at the look before; ``at_once``: what was not
+        looked at before is added, too; ``are_all``: no such tickets may be left out."""
+        first, (head, moved_ms) = one.head, stood.get(one.ticket, (b"", 0))
+        moved_ms = now_ms if head not in (b"", first) else moved_ms
+        since = since_ms(one, moved_ms, now_ms)
+        if since == now_ms and not moved_ms:
+            moved_ms = now_ms  # nobody knows since when: since it was seen
+        is_old, at_once = now_ms - since >= STUCK_MS, at_once or one.seen.lease == "lost"
+        if is_old or moved_ms:
+            standing[one.ticket] = first, moved_ms
+        if one.has_failed or (is_old and (head or at_once)):
+            groups.add(describe(one, since, self._parked_of(one.ticket), now_ms), are_all)
+
+    def _pending(self) -> dict[bytes, list[bytes]]:
+        """Return what waits longest under the master, by ticket; of tickets that are in the index too it is behind
+        another message."""
+        stream, group, found = self._keys.stream, self._keys.group, dict[bytes, list[bytes]]()
+        most = _PARKED if self._start == b"-" else _FURTHER
+        try:
+            by_name = dict(self._link.call("XPENDING", stream, group)[3] or ())
+            asked = ("XPENDING", stream, group, self._start, "+", most, MASTER)
+            ids = [row[0] for row in self._link.call(*asked)] if MASTER in by_name else []
+        except GroupMissing:
+            by_name, ids = {}, []
+        self._reached = ids[-1] if len(ids) == most else b""
+        for entry_id, ticket in tickets_of(self._link, self._keys, self._field, ids):
+            found.setdefault(ticket, []).append(entry_id)
+        self._waiting = Counter({ticket: len(some) for ticket, some in found.items()})
+        # Entries whose bodies were deleted count there but are not found here.
+        self._under_master = int(by_name.get(MASTER, 0))
+        self._all_waiting = self._under_master <= self._waiting.total()
+        return found
 
     def _parked_of(self, ticket: bytes) -> Parked:
         """Return the ticket's parked messages as far as entries under ``master`` were looked at; otherwise what the
@@ -253,17 +208,11 @@ class StuckTickets:
         return known if known.is_exact else Parked(max(known.messages, seen.messages), False)
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {"shown": visible(row["ticket_id"], 120), "href": ticket_url(row["ticket_id"])}
-
-
 #: Seconds between two looks: while a page is open, while none is, and while nothing moves either; and how long a page
 #: counts as open after it was asked for.
 _EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 30.0, 10.0
 #: Seconds that a page waits for a fresh look; a later one reaches it as an event anyway.
 _PATIENCE_S = 0.2
-#: Points of the history: ten to twenty minutes, or more where nothing moved.
-_HISTORY = 600
 #: Newest declared losses that are looked at, and tenants that are told of.
 _LOSSES, _TENANTS = 10, 8
 #: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
@@ -289,7 +238,7 @@ class LiveOverview(Service):
         by_tenant: Callable[[], Mapping[str, tuple[int, int]]] = dict,
     ) -> None:
         super().__init__()
-        self._link, self._scripts, self._letters, self._keys = link, ScriptRunner(link), DeadLetters(link, keys), keys
+        self._link, self._letters, self._keys = link, DeadLetters(link, keys), keys
         self._lease_ms, self._by_tenant = lease_ms, by_tenant
         self._given: deque[tuple[int, Mapping[str, tuple[int, int]]]] = deque(maxlen=5)
         self.queue: Queue | None = None
@@ -299,7 +248,6 @@ class LiveOverview(Service):
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
         self._told: list[Any] = []  # what Redis said of the stream and its groups at the last look
-        self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
         self._fresh = threading.Condition()
         self._looked_s = 0.0
         self._closely_s = self._watched_s = 0.0
@@ -337,11 +285,6 @@ class LiveOverview(Service):
         self.snapshot()
         return list(self._rows)
 
-    def history(self) -> list[list[float | None]]:
-        """Return rows of (milliseconds, sent/s, done/s, lag, age of the oldest in s), oldest first; None where a value
-        is unknown."""
-        return list(self._history)
-
     def _look(self) -> None:
         if not self._is_watched:
             self._watched_s = now_s()
@@ -357,6 +300,7 @@ class LiveOverview(Service):
     def run_once(self) -> float:
         began_s, watched = now_s(), self._is_watched
         if not watched:
+            self._tickets.forget()
             self.on_rest()
         if not watched and self._stands_still():
             return _STILL_EVERY_S
@@ -372,8 +316,9 @@ class LiveOverview(Service):
         ]
         if watched:
             states = self._look_at_consumers(seen)
-            has_troubles = bool(seen["retrying"] or seen["errors"])
-            self._tickets.advance(self.at_once, has_troubles, states, self._rules, seen["time_ms"])
+            about = seen["tickets"], states, self._rules, seen["time_ms"], self.queue
+            groups = self._tickets.look(self.at_once, *about)
+            seen["groups"] = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
             for row in self._rows:
                 row["tickets"] = self._tickets.owned_by(row["incarnation"])
             losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])
@@ -381,10 +326,6 @@ class LiveOverview(Service):
             trouble, share = write_trouble(*told), memory_share(*told)
             seen["memory_share"] = None if share is None else round(share, 2)
             seen["write_trouble"] = None if trouble is None else trouble._asdict()
-            rows = self._tickets.rows(states, self._rules, seen["time_ms"], self.queue)
-            groups = self._tickets.groups(rows)
-            seen["groups"] = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
-            seen["stuck"] = rows
             counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
             seen["letters"], seen["sudden"], seen["letters_wrong"] = counts.groups, counts.sudden, counts.wrong
             seen["alarms"] = alarms(seen)
@@ -397,20 +338,19 @@ class LiveOverview(Service):
         return max(0.05, every_s - (now_s() - began_s))
 
     def _stands_still(self) -> bool:
-        """Return whether nothing has moved since the last look, and add that to the history: two commands tell."""
+        """Return whether nothing has moved since the last look: two commands tell."""
         if not is_still(self._samples):
             return False
         stream = self._keys.stream
         if self._link.pipeline([("XLEN", stream), ("XINFO", "GROUPS", stream)]) != self._told:
             return False
-        now_ms, seen, self.queue = wall_ms(), self._snapshot, None
-        self._samples.append(self._samples[-1]._replace(time_ms=now_ms))
-        self._history.append(point(now_ms, *rates(list(self._samples)), seen["lag"], seen["oldest_ms"]))
+        self.queue = None
+        self._samples.append(self._samples[-1]._replace(time_ms=wall_ms()))
         return True
 
     def _take_sample(self, most_counted: int) -> dict[str, Any]:
         began_s = now_s()
-        seen = stream_sums(self._link, self._scripts, self._keys, most_counted)
+        seen = stream_sums(self._link, self._keys, most_counted)
         seen["look_ms"] = round(1000 * (now_s() - began_s), 1)
         del seen["rules"], seen["behind"], seen["delivered"]
         self._by_name, self._told = seen.pop("by_name"), seen.pop("told")
@@ -418,9 +358,7 @@ class LiveOverview(Service):
         self._samples.append(sample_of(seen))
         del seen["read"]
         sent, done = rates(list(self._samples))
-        oldest_ms = milliseconds(lowest) if lowest else None
-        self._history.append(point(seen["time_ms"], sent, done, seen["lag"], oldest_ms))
-        told = {"oldest_ms": oldest_ms, "sent_per_second": sent, "done_per_second": done}
+        told = {"oldest_ms": milliseconds(lowest) if lowest else None, "sent_per_second": sent, "done_per_second": done}
         return seen | told | {"delayed": seen["delayed"]["messages"]}
 
     def _look_at_tenants(self, now_ms: int, some_wait: bool) -> dict[str, tuple[int, float]]:
@@ -457,7 +395,7 @@ def _nothing_yet(keys: Keys) -> dict[str, Any]:
     )
     known = {"time_ms": 0, "stream": keys.stream, "group": keys.group, "has_group": True, "lag_is_exact": True}
     rows: dict[str, Any] = {"mishaps": Mishaps()._asdict(), "tenants": []}
-    rows |= {"stuck": [], "groups": [], "alarms": [], "letters": [], "look_ms": None}
+    rows |= {"groups": [], "alarms": [], "letters": [], "look_ms": None}
     return {**dict.fromkeys(unknown.split()), **known, **rows}
 
 
@@ -560,40 +498,22 @@ def _completed(entry_id: bytes, fields: Sequence[bytes], wanted: Collection[byte
             yield Event(ticket, name, ids | ended | facts)
 
 
-class TicketSnapshot(NamedTuple):
-    """The last view of a ticket: its row (as pages show it), and the attempts of its messages."""
-
-    row: Mapping[str, Any]
-    attempts: Mapping[str, int]
-
-
-def idle(ticket: bytes) -> dict[str, Any]:
-    return {"ticket_id": ticket.decode(errors="replace"), "state": TicketState.IDLE, "message_ids": []}
+def followed_row(ticket: bytes, value: bytes | None, rule: Rule | None) -> dict[str, Any]:
+    """Return a ticket as its followers see it. One without an owner is ``paused`` by a rule, though the index may know
+    nothing of it, which has records only of what is handed over: its parked messages are not looked for, so that is
+    said also when none waits."""
+    row = {"message_ids": [], **ticket_row(ticket, value, rule)}
+    return row | ({"rule": rule.told()} if rule is not None else {})
 
 
-def ruled(row: dict[str, Any], rule: Rule | None) -> dict[str, Any]:
-    """Return the row with the rule that holds: a ticket without an owner is ``paused`` by one, though the index, which
-    has records only of what is handed over, may know nothing of it. Its parked messages are not looked for here, so the
-    rule is shown also when none waits."""
-    if rule is None:
-        return row
-    kind = {TicketState.IDLE: "", TicketState.RETURNED: "returned"}.get(row["state"], "owned")
-    is_held = ticket_state(Seen(kind, rule=rule)).name is TicketState.PAUSED
-    return row | ({"state": TicketState.PAUSED} if is_held else {}) | {"rule": rule.told()}
-
-
-def changes(ticket: bytes, before: TicketSnapshot, now: TicketSnapshot) -> Iterator[Event]:
-    row = now.row
-    handed = before.row["message_ids"] if before.row.get("fence") == row.get("fence") else ()
+def changes(ticket: bytes, before: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Event]:
+    """Yield what has changed between two rows of a ticket, as pages show them."""
+    handed = before["message_ids"] if before.get("fence") == row.get("fence") else ()
     if row["state"] == TicketState.HANDED_OVER and (fresh := [one for one in row["message_ids"] if one not in handed]):
         facts = {name: row[name] for name in ("ticket_id", "owner", "consumer_name", "fence")}
         yield Event(ticket, "hand_over", {**facts, "message_ids": fresh})
-    if (row["state"], row.get("rule")) != (before.row["state"], before.row.get("rule")):
+    if (row["state"], row.get("rule")) != (before["state"], before.get("rule")):
         yield Event(ticket, "state", dict(row))
-    for message_id, attempts in now.attempts.items():
-        if before.attempts.get(message_id) != attempts:
-            facts = {"ticket_id": row["ticket_id"], "message_id": message_id, "attempts": attempts}
-            yield Event(ticket, "attempt", facts)
 
 
 #: Seconds between two looks at the index for followed tickets.
@@ -636,7 +556,7 @@ class TicketFeed(Service):
         self._live = streams
         self._mailbox: deque[tuple[str, Follower]] = deque()
         self._followers: dict[bytes, dict[Follower, None]] = {}
-        self._seen: dict[bytes, TicketSnapshot] = {}
+        self._seen: dict[bytes, Mapping[str, Any]] = {}  # the last row of each
         self._values: dict[bytes, tuple[bytes | None, str]] = {}  # the records and rules that _seen was made of
         self._book, self._rule_of = Rulebook(), lru_cache(_RULED)(Rulebook().of)
         self._look_at_s = 0.0
@@ -800,12 +720,17 @@ class TicketFeed(Service):
             return []
 
     def _handed_meanwhile(self, ticket: bytes, completed: Sequence[Event]) -> list[Event]:
-        known = self._seen.get(ticket)
-        handed = known.row["message_ids"] if known is not None else ()
+        """Return the hand-overs of messages that were done before a look at the index has seen them."""
+        handed = self._seen.get(ticket, {"message_ids": ()})["message_ids"]
         return [
-            Event(ticket, "hand_over", _hand_over_of(one.data))
-            for one in completed
-            if one.data["message_id"] not in handed
+            Event(
+                ticket,
+                "hand_over",
+                {"ticket_id": ran["ticket_id"], "owner": ran["consumer"], "consumer_name": name_of(ran["consumer"])}
+                | {"fence": ran["fence"], "time_ms": ran["start_us"] // 1000, "message_ids": [ran["message_id"]]},
+            )
+            for ran in (one.data for one in completed)
+            if ran["message_id"] not in handed
         ]
 
     def _send(self, follower: Follower, events: Sequence[Event]) -> None:
@@ -857,38 +782,22 @@ class TicketFeed(Service):
                 (value, rule.told() if (rule := self._rule_of(ticket)) is not None else "")
                 for ticket, value in zip(some, values, strict=True)
             ]
-            # Skip tickets that are idle and were so before: most are.
+            # Skip tickets that are as they were before: most are.
             looked = zip(some, held, strict=True)
-            busy = [(ticket, now) for ticket, now in looked if now[0] is not None or self._values.get(ticket) != now]
-            rows = [self._row(ticket, value) for ticket, (value, _) in busy]
-            attempts = self._attempts([one for row in rows for one in row["message_ids"]])
-            # Not before: if Redis does not answer, the next look has to send these changes.
-            self._values.update(busy)
-            for (ticket, _), row in zip(busy, rows, strict=True):
-                self._tell_state(
-                    ticket, TicketSnapshot(row, {one: attempts[one] for one in row["message_ids"] if one in attempts})
-                )
+            for ticket, now in looked:
+                if self._values.get(ticket) != now:
+                    self._values[ticket] = now
+                    self._tell_state(ticket, followed_row(ticket, now[0], self._rule_of(ticket)))
 
-    def _row(self, ticket: bytes, value: bytes | None) -> dict[str, Any]:
-        row = idle(ticket) if value is None else {"message_ids": [], **ticket_row(ticket, value)}
-        return ruled(row, self._rule_of(ticket))
-
-    def _attempts(self, message_ids: Sequence[str]) -> dict[str, int]:
-        if not message_ids:
-            return {}
-        values = self._link.call("HMGET", self._keys.attempts, *message_ids)
-        counts = [(value or b"").partition(b" ")[0] for value in values]
-        return {one: int(count) for one, count in zip(message_ids, counts, strict=True) if count.isdigit()}
-
-    def _tell_state(self, ticket: bytes, now: TicketSnapshot) -> None:
-        before, self._seen[ticket] = self._seen.get(ticket), now
-        news = list(changes(ticket, before, now)) if before is not None else []
+    def _tell_state(self, ticket: bytes, row: Mapping[str, Any]) -> None:
+        before, self._seen[ticket] = self._seen.get(ticket), row
+        news = list(changes(ticket, before, row)) if before is not None else []
         for follower in self._followers[ticket]:
             if follower.behind:
                 continue
             if not follower.greeted:
                 follower.greeted = True
-                self._send(follower, [Event(ticket, "state", dict(now.row))])
+                self._send(follower, [Event(ticket, "state", dict(row))])
             elif news:
                 self._send(follower, news)
 
@@ -901,10 +810,3 @@ class TicketFeed(Service):
 def _gap(ticket: bytes, source: int, last: bytes) -> Event:
     facts = {"ticket_id": ticket.decode(errors="replace"), "time_ms": milliseconds(last)}
     return Event(ticket, "gap", facts | {"source": SOURCES[source], "after": last.decode()})
-
-
-def _hand_over_of(completed: dict[str, Any]) -> dict[str, Any]:
-    owner = str(completed["consumer"])
-    facts = {"ticket_id": completed["ticket_id"], "owner": owner, "consumer_name": owner.rpartition(":")[0]}
-    facts |= {"fence": completed["fence"]}
-    return {**facts, "time_ms": completed["start_us"] // 1000, "message_ids": [completed["message_id"]]}

@@ -21,9 +21,8 @@ from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Arg, Link
-from usher.common.redis.replies import cut_at, group_of, pairs
-from usher.common.redis.scripts import ScriptRunner
+from usher.common.redis.client import Arg, Link, checked
+from usher.common.redis.replies import cut_at, found_entries, group_of, pairs
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead, parse_held
 from usher.master.membership.registry import members_of, state_of
@@ -36,9 +35,7 @@ from usher.master.policy.rules import RuleAction, Rulebook, Target
 _PAGE, _HEADS = 2000, 500
 
 
-def lag_of(
-    scripts: ScriptRunner, stream: str, group: Mapping[bytes, Any] | None, entries: int, most: int
-) -> tuple[int, bool]:
+def lag_of(link: Link, stream: str, group: Mapping[bytes, Any] | None, entries: int, most: int) -> tuple[int, bool]:
     """Return the lag of a group with these facts (XINFO GROUPS; None: there is no group) on a stream of ``entries``;
     False: there are more. Where Redis does not know the lag, count up to about ``most``. Raises what ``Link.call``
     raises."""
@@ -46,13 +43,12 @@ def lag_of(
         return entries, True
     if group.get(b"lag") is not None:
         return int(group[b"lag"]), True
-    last, counted = group[b"last-delivered-id"], 0
-    while counted < most:
-        count, last, _, is_all = scripts.run("find_entries", (stream,), ("XRANGE", b"(" + last, "+", _PAGE, ""))
-        counted += count
-        if is_all:
-            return counted, True
-    return counted, False
+    counted, is_all, start = 0, True, b"(" + group[b"last-delivered-id"]
+    for count, _, _, is_last in found_entries(link, "XRANGE", stream, start, "+", _PAGE, ""):
+        counted, is_all = counted + count, is_last
+        if counted >= most:
+            break
+    return counted, is_all
 
 
 def _read(group: Mapping[bytes, Any] | None, cut: bytes | None) -> int | None:
@@ -61,7 +57,7 @@ def _read(group: Mapping[bytes, Any] | None, cut: bytes | None) -> int | None:
     return None if group is None or read is None else int(read) - cut_at(cut, group[b"last-delivered-id"])[1]
 
 
-def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dict[str, Any]:
+def stream_sums(link: Link, keys: Keys, most: int) -> dict[str, Any]:
     """Read the sums of a stream in one round trip, plus those that it takes to count the lag up to ``most`` where Redis
     does not know it. ``by_name``: pending entries of each name in the group; ``oldest``: the id of the first one;
     ``delivered``: the last id that the group was given; ``behind``: who has so much waiting that producers are told to
@@ -72,15 +68,13 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
     of_group = [("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)]
     more = [mishaps_command(keys), ("HGETALL", LogKeys(keys.stream).behind), *waiting_commands(keys)]
     replies = link.pipeline([*counts, *of_group, *more])
-    for reply in replies[: len(counts)]:
-        if isinstance(reply, Exception):
-            raise reply
+    checked(replies[: len(counts)])
     entries, dead, tickets, retrying, errors, rules, leader, cut, taken, groups, pending, *told_of = replies
     mishaps, behind, *delayed = told_of
     group, held = group_of(groups, keys.group, taken), parse_held(leader)
     total, lowest, _, owners = (0, None, None, ()) if isinstance(pending, Exception) else pending
     by_name = {bytes(name): int(count) for name, count in owners or ()}
-    lag, is_exact = lag_of(scripts, keys.stream, group, entries, most)
+    lag, is_exact = lag_of(link, keys.stream, group, entries, most)
     told = {} if isinstance(behind, Exception) else pairs(behind)
     seen: dict[str, Any] = {"told": [entries, groups], "time_ms": wall_ms(), "stream": keys.stream, "group": keys.group}
     seen |= {"has_group": group is not None, "leader_url": held.url, "epoch": held.epoch, "read": _read(group, cut)}
@@ -92,12 +86,12 @@ def stream_sums(link: Link, scripts: ScriptRunner, keys: Keys, most: int) -> dic
     return seen | {"behind": {name.decode(errors="replace"): int(number) for name, number in told.items()}}
 
 
-def tickets_of(scripts: ScriptRunner, keys: Keys, field: str, ids: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+def tickets_of(link: Link, keys: Keys, field: str, ids: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
     """Yield ids of entries with their tickets; those without one, or without a body, are left out."""
     ids = iter(ids)
     while some := list(islice(ids, _HEADS)):
         while some:  # fewer are answered where bodies are large
-            values = scripts.run("read_fields", (keys.stream,), (LONGEST_TICKET, "", 1, field, *some))
+            values = link.run("read_fields", (keys.stream,), (LONGEST_TICKET, "", 1, field, *some))
             found = ((one, value) for one, (value,) in zip(some, values, strict=False) if value)
             yield from ((one, ticket) for one, (ticket, size) in found if size <= LONGEST_TICKET)
             some = some[len(values) :]
@@ -138,12 +132,12 @@ class StreamStatsReader:
     and ``pending`` entries. ``refuses_writes``: memory or disk is full, or replicas are missing."""
 
     def __init__(self, link: Link, keys: Keys, sources: Callable[[], dict[str, Any] | None] = lambda: None) -> None:
-        self._scripts, self._link, self._keys, self._sources = ScriptRunner(link), link, keys, sources
+        self._link, self._keys, self._sources = link, keys, sources
         self.read = Kept(_KEPT_S, self._read)
 
     def _read(self) -> dict[str, Any]:
         keys, link = self._keys, self._link
-        seen = stream_sums(link, self._scripts, keys, _MOST_COUNTED)
+        seen = stream_sums(link, keys, _MOST_COUNTED)
         asked = [("TIME",), ("HGETALL", keys.consumers), ("HGETALL", keys.rules), ("HGET", keys.position, "takeable")]
         moment, stored, ruled, takeable = link.all_of(asked)
         rules, by_owner = rulebook(ruled), seen["by_name"]

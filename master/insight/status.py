@@ -38,24 +38,22 @@ from usher.common.protocol.message import (
     ticket_value,
 )
 from usher.common.protocol.mishaps import losses_command, parse_losses, told
-from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import CRASHED, DONE, FAILED, GAVE_UP, RunRecord, decode_kept
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank
-from usher.common.protocol.ticket_states import BY_OWNER, TicketState
+from usher.common.protocol.ticket_states import BY_OWNER, TicketState, due_ms_of
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import TicketRecord, TicketStream, group_of, pairs, parse_record
-from usher.common.redis.scripts import ScriptRunner
+from usher.common.redis.replies import TicketRecord, TicketStream, found_entries, group_of, pairs, parse_record
 from usher.master.insight.stats import Kept, stream_sums, tickets_of
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.live_rules import read_rules
 from usher.master.operations.shelves import DeadLetters
 from usher.master.operations.trimming import Trimming
-from usher.master.policy.explain.explain import fence_ms
+from usher.master.policy.explain.explain import Looked, fence_ms
 from usher.master.policy.letters import HALT, LetterFilter
-from usher.master.policy.rules import Rulebook
+from usher.master.policy.rules import Rule, Rulebook
 from usher.master.policy.states import Seen, kind_of, last_error, ticket_state, told_alike, tried
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.trim import Cut, Nothing, Refused, Retention, RetentionFacts, decide, readers
@@ -76,7 +74,7 @@ def _attempts(noted: bytes | None) -> Attempts:
     return NEVER if noted is None else decode(noted)
 
 
-class _Scan:
+class Scan:
     """Tickets and their records, and what lists choose and sort them by, in columns: kept short, because they have a
     hundred thousand. ``is_all``: there was time for all of them."""
 
@@ -95,6 +93,10 @@ class _Scan:
         """The first message of each ticket; b"" where Usher has not written the record."""
         parts = (record.split(b" ", 3) for record in self.records)
         return [part[2] if len(part) > 2 and part[1].isdigit() else b"" for part in parts]
+
+    @cached_property
+    def readable(self) -> list[int]:
+        return [at for at, head in enumerate(self.heads) if head]
 
     @cached_property
     def ages(self) -> list[int]:
@@ -137,7 +139,7 @@ class _Scan:
 
 
 #: Orders of a list: the columns that it is sorted by; what is alike comes by age.
-ORDERS: Mapping[str, Callable[[_Scan], Sequence[Any]]] = {
+ORDERS: Mapping[str, Callable[[Scan], Sequence[Any]]] = {
     "age": lambda scan: scan.ages,
     "attempts": lambda scan: [-starts for starts in scan.starts],
     "messages": lambda scan: [-size for size in scan.sizes],
@@ -145,20 +147,11 @@ ORDERS: Mapping[str, Callable[[_Scan], Sequence[Any]]] = {
 }
 
 
-class _Looked(NamedTuple):
-    """A ticket of the index, and what one look at Redis tells of it. ``made``: its row, if there is one already."""
-
-    ticket: bytes
-    record: bytes
-    seen: Seen
-    error: LastError | None
-    made: dict[str, Any] | None = None
-
-    def row(self) -> dict[str, Any]:
-        row = self.made or ticket_row(self.ticket, self.record)
-        if "message_ids" in row and self.made is None:
-            row |= tried(self.seen.attempts, self.error) | _stated(self.seen)
-        return row
+def _row(one: Looked) -> dict[str, Any]:
+    row = one.made or ticket_row(one.ticket, one.record)
+    if "message_ids" in row and one.made is None:
+        row |= tried(one.seen.attempts, one.error) | _stated(one.seen)
+    return row
 
 
 class StatusReader:
@@ -167,26 +160,25 @@ class StatusReader:
     ) -> None:
         self._ticket_field, self._link = ticket_field, link
         self._sources = SourcesReader(link, keys, sources) if sources is not None else None
-        self._keys, self._stream, self._scripts = keys, TicketStream(link, keys), ScriptRunner(link)
+        self._keys, self._stream = keys, TicketStream(link, keys)
         self._letters, self._scanning = DeadLetters(link, keys), threading.Lock()
-        self._scan: _Scan | None = None
-        self._kept_sources = Kept(_SOURCES_KEPT_S, self._sources.overview) if self._sources is not None else None
+        self._scan: Scan | None = None
+        #: Returns the progress of gathering several ticket streams (see SourcesReader), at most some seconds old; None
+        #: when there is one stream, which is worked on as it is.
+        self.sources: Callable[[], dict[str, Any] | None] = lambda: None
+        if self._sources is not None:
+            self.sources = Kept(_SOURCES_KEPT_S, self._sources.overview)
 
     def overview(self) -> dict[str, Any]:
         """Return stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in
         processing and halted, dead letters, live rules; and what keeps Redis from writing."""
-        seen = stream_sums(self._link, self._scripts, self._keys, _MOST_COUNTED)
+        seen = stream_sums(self._link, self._keys, _MOST_COUNTED)
         for name in ("by_name", "oldest", "told", "delivered"):
             del seen[name]
         losses, *told_of = self._link.pipeline([losses_command(self._keys, 1), *INFO_COMMANDS])
         trouble = write_trouble(*told_of)
         last_loss = next((told(loss) for loss in parse_losses(losses)), None)
         return seen | {"write_trouble": None if trouble is None else trouble.text, "last_loss": last_loss}
-
-    def sources(self) -> dict[str, Any] | None:
-        """Return the progress of gathering several ticket streams (see SourcesReader), at most some seconds old; None
-        when there is one stream, which is worked on as it is."""
-        return self._kept_sources() if self._kept_sources is not None else None
 
     def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
         """Return rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""
@@ -226,8 +218,8 @@ class StatusReader:
         """Yield page by page the tickets of the index that fit; a ticket whose record changes meanwhile may come
         twice."""
         for page in self._pages():
-            scan = _Scan(self._link, self._keys, dict(page))
-            yield [one.row() for one in self._fitting(scan, list(scan.places(wanted, "age")), wanted)]
+            scan = Scan(self._link, self._keys, dict(page))
+            yield list(map(_row, self._fitting(scan, list(scan.places(wanted, "age")), wanted)))
 
     def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> dict[str, Any]:
         """Return the first ``most`` tickets of all that fit, in an order of ``ORDERS``: they are looked at in that
@@ -237,7 +229,7 @@ class StatusReader:
         ``rows``: as they are now; ``number``: of all that were found; ``is_all``: nothing was left out of the search;
         ``are_first``: no other one comes before the last row; ``age_s``: how long ago the index was looked through."""
         began_s, scan = thread_time(), self._scanned(within_s / 2)
-        parked, has_parked, found, is_over = list[dict[str, Any]](), True, list[_Looked](), False
+        parked, has_parked, found, is_over = list[dict[str, Any]](), True, list[Looked](), False
         if wanted.wants_waiting:
             parked, has_parked = self.parked(most, wanted.fits, now_s() + within_s, scan.named)
         places, wants_all = scan.places(wanted, order), wanted == TicketFilter()
@@ -247,9 +239,9 @@ class StatusReader:
             found, is_over = found + self._fitting(scan, some, wanted), len(some) < at_once
         looked, found = len(scan.tickets) if wants_all else len(found), self._now(found[:most], wanted)
         number = looked - min(looked, most) + len(found) + len(parked)
-        rows = {row["ticket_id"].encode(): row for row in parked} | {one.ticket: one.row() for one in found}
+        rows = {row["ticket_id"].encode(): row for row in parked} | {one.ticket: _row(one) for one in found}
         free = {row["ticket_id"].encode(): f"x 0 {' '.join(row['message_ids'])}".encode() for row in parked}
-        both = _Scan(self._link, self._keys, free | {one.ticket: one.record for one in found})
+        both = Scan(self._link, self._keys, free | {one.ticket: one.record for one in found})
         shown = [rows[both.tickets[at]] for at in both.order(order)[:most]]
         self.explained([row for row in shown if row.get("last_error") is None])
         is_all = scan.is_all and has_parked and (is_over or wants_all)
@@ -257,7 +249,7 @@ class StatusReader:
         told = {"rows": shown, "number": number, "is_all": is_all, "are_first": are_first}
         return told | {"age_s": now_s() - scan.at_s}
 
-    def _scanned(self, within_s: float) -> _Scan:
+    def _scanned(self, within_s: float) -> Scan:
         """Return the index as one scan found it, at most ``_SCAN_KEPT_S`` ago: who asks meanwhile waits for the same
         one. It has what ``within_s`` seconds of a core were enough for."""
         with self._scanning:
@@ -268,7 +260,7 @@ class StatusReader:
                     records.update(page)
                     if not (is_all := thread_time() - began_s <= within_s):
                         break
-                scan = self._scan = _Scan(self._link, self._keys, records, is_all)
+                scan = self._scan = Scan(self._link, self._keys, records, is_all)
             return scan
 
     def forget(self) -> None:
@@ -281,24 +273,24 @@ class StatusReader:
             cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor or b"0", "COUNT", _AT_ONCE)
             yield zip(flat[::2], flat[1::2], strict=True)
 
-    def _now(self, found: list[_Looked], wanted: TicketFilter) -> list[_Looked]:
+    def _now(self, found: list[Looked], wanted: TicketFilter) -> list[Looked]:
         """Look again at those whose records have changed since the scan; those that do not fit any more are left
         out."""
         values = self._link.call("HMGET", self._keys.tickets, *(one.ticket for one in found)) if found else []
         now = {one.ticket: value for one, value in zip(found, values, strict=True)}
         changed = {one.ticket: value for one in found if (value := now[one.ticket]) not in (None, one.record)}
-        scan = _Scan(self._link, self._keys, changed)
+        scan = Scan(self._link, self._keys, changed)
         again = {one.ticket: one for one in self._fitting(scan, list(scan.places(wanted, "age")), wanted)}
         as_now = [one if now[one.ticket] == one.record else again.get(one.ticket) for one in found]
         return [one for one in as_now if one is not None]
 
-    def _fitting(self, scan: _Scan, places: Sequence[int], wanted: TicketFilter) -> list[_Looked]:
-        found = _look_at(self._link, self._keys, scan, places, wanted)
+    def _fitting(self, scan: Scan, places: Sequence[int], wanted: TicketFilter) -> list[Looked]:
+        found = look_at(self._link, self._keys, scan, places, wanted)
         if not wanted.error:
             return found
         # Of a halted ticket its letter may tell the error: for each of these letters all may be looked through.
         unknown = [one for one in found if one.error is None and one.seen.kind == "halted"]
-        told = self.explained([one.row() for one in unknown])
+        told = self.explained(list(map(_row, unknown)))
         rows = {one.ticket: row for one, row in zip(unknown, told, strict=True)}
         known = [one._replace(made=rows.get(one.ticket)) for one in found]
         return [one for one in known if one.made is None or wanted.has_error(one.made["last_error"])]
@@ -316,7 +308,7 @@ class StatusReader:
         listed ones, may be missing."""
         keys, ids, rows, book = self._keys, dict[bytes, list[str]](), list[dict[str, Any]](), Rulebook()
         pending = (one for one in self._stream.pending_of(MASTER) if one not in named)
-        heads = tickets_of(self._scripts, keys, self._ticket_field, pending)
+        heads = tickets_of(self._link, keys, self._ticket_field, pending)
         with suppress(GroupMissing):
             while page := list(islice(heads, _PARKED)):
                 known = len(ids)
@@ -395,14 +387,18 @@ def _document(stored: bytes | None) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
+def ticket_row(ticket: bytes, value: bytes | None, rule: Rule | None = None) -> dict[str, Any]:
+    """Return the row of a record. ``value`` None: nothing of the ticket is handed over."""
     row: dict[str, Any] = {"ticket_id": ticket.decode(errors="replace")}  # Usher may not have written it
+    if value is None:
+        is_paused = ticket_state(Seen(rule=rule)).name is TicketState.PAUSED
+        return row | {"state": TicketState.PAUSED if is_paused else TicketState.IDLE}
     try:
         record: TicketRecord = parse_record(value)
     except ValueError:
         return row | {"state": TicketState.UNREADABLE}
     kind, owner, due_ms = kind_of(record.owner), record.owner.decode(errors="replace"), due_ms_of(record.owner)
-    row |= {"state": ticket_state(Seen(kind)).name, "fence": record.fence}
+    row |= {"state": ticket_state(Seen(kind, rule=rule)).name, "fence": record.fence}
     row |= {"message_ids": [entry_id.decode() for entry_id in record.ids]}
     row |= {"due_ms": due_ms} if due_ms is not None else {}
     return row | ({"consumer_name": name_of(owner), "owner": owner} if kind == "owned" else {})
@@ -411,35 +407,48 @@ def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
 def ticket_rows(link: Link, keys: Keys, found: Iterable[tuple[bytes, bytes]]) -> list[dict[str, Any]]:
     """Return rows of tickets and their records, with what they are doing, in the words of explain, as far as one look
     at Redis can tell: the owner alone knows whether a handler runs at this moment, and is not asked."""
-    scan = _Scan(link, keys, dict(found))
-    return [one.row() for one in _look_at(link, keys, scan, range(len(scan.tickets)), TicketFilter())]
+    scan = Scan(link, keys, dict(found))
+    return list(map(_row, look_at(link, keys, scan, range(len(scan.tickets)), TicketFilter())))
 
 
-def _look_at(link: Link, keys: Keys, scan: _Scan, places: Sequence[int], wanted: TicketFilter) -> list[_Looked]:
+def look_at(
+    link: Link,
+    keys: Keys,
+    scan: Scan,
+    places: Sequence[int],
+    wanted: TicketFilter,
+    states: Mapping[str, str] | None = None,
+) -> list[Looked]:
     """Return those that are in a wanted state, with what they are doing, and may have a wanted error: in one round trip
-    for all, and one for the rules if any was given back. Kept short, because it runs by the ten thousand."""
+    for all, and one for the rules if any was given back. ``states``: of consumers, by incarnation; None: only whether
+    they live is asked for. Kept short, because it runs by the ten thousand."""
     heads, words = scan.heads, scan.words
     named = {word: scan.owners[word] for word in {words[at] for at in places}}
     kinds = {word: kind_of(owner) or "unreadable" for word, owner in named.items()}
     owners, ids = [owner for word, owner in named.items() if kinds[word] == "owned"], [heads[at] for at in places]
     asked: list[tuple[str | bytes, ...]] = [("HMGET", key, *ids) for key in (keys.attempts, keys.errors) if ids]
-    leased = [("EXISTS", keys.lease(owner.decode(errors="replace"))) for owner in owners]
+    names = [owner.decode(errors="replace") for owner in owners]
+    leased = [("EXISTS", keys.lease(name)) for name in names if states is None]
     noted, errors, *leases = link.all_of([*asked, *leased]) or ((), ())
-    lost = {owner for owner, there in zip(owners, leases, strict=True) if not there}
+    if states is None:
+        states = {name: "live" if there else "lost" for name, there in zip(names, leases, strict=True)}
+    of_owners = {owner: states.get(name, "lost") for owner, name in zip(owners, names, strict=True)}
     book = read_rules(link, keys) if "returned" in kinds.values() else Rulebook()
-    unfit, found = set[tuple[bytes, bytes | None]](), list[_Looked]()
+    unfit, found = set[tuple[bytes, bytes | None]](), list[Looked]()
     for at, value, text in zip(places, noted, errors, strict=True):
         word, ticket = words[at], scan.tickets[at]
         if text is None and (word, value) in unfit:
             continue
-        kind, lease = kinds[word] if heads[at] else "unreadable", "lost" if word in lost else "live"
-        known, error = _attempts(value), decode_error(text)
+        kind, due_ms = kinds[word] if heads[at] else "unreadable", 0
+        if kind == "put_off":
+            due_ms = due_ms_of(scan.records[at].partition(b" ")[0]) or 0
+        known, error = _attempts(value), decode_error(text) if text is not None else None
         has_error = not wanted.error or (kind == "halted" and error is None)  # whose letter may tell it
         has_error = has_error or ((last := last_error(known, error)) is not None and wanted.has_error(last._asdict()))
         rule = book.of(ticket) if kind == "returned" and has_error else None
-        seen = Seen(kind, lease, known, 0, rule, told_alike(error))
-        if has_error and wanted.has_state(ticket_state(seen).name):
-            found.append(_Looked(ticket, scan.records[at], seen, error))
+        seen = Seen(kind, of_owners.get(word, "live"), known, due_ms, rule, told_alike(error))
+        if has_error and (not wanted.states or wanted.has_state(ticket_state(seen).name)):
+            found.append(Looked(ticket, scan.records[at], seen, error))
         elif text is None and heads[at] and kind != "returned":  # where nothing else differs
             unfit.add((word, value))
     return found
@@ -469,7 +478,7 @@ _BACK = re.compile(rf"({END}|\([0-9]{{1,20}}-[0-9]{{1,20}})_({END}|\([0-9]{{1,20
 
 class TicketHistory:
     def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
-        self._link, self._scripts, self._keys, self._field = link, ScriptRunner(link), keys, ticket_field
+        self._link, self._keys, self._field = link, keys, ticket_field
         self._letters = DeadLetters(link, keys)
 
     def timeline(
@@ -529,14 +538,12 @@ class TicketHistory:
         key, at_once = (self._keys.stream, _ENTRIES_AT_ONCE) if what == "entries" else (self._keys.runs, _RUNS_AT_ONCE)
         wanted, ends = wanted if what == "entries" else ("batch", *wanted, "part"), "+" if command == "XRANGE" else "-"
         found: list[bytes] = []
-        while True:
-            _, last, some, is_all = self._scripts.run("find_entries", (key,), (command, start, ends, at_once, *wanted))
-            found += some
-            if is_all:
-                return found, END
-            start = f"({last.decode()}" if last else start
-            if time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:
-                return found, start
+        for _, some, last, is_all in found_entries(self._link, command, key, start, ends, at_once, *wanted):
+            found, start = found + some, f"({last.decode()}" if last else start
+            if is_all or time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:
+                start = END if is_all else start
+                break
+        return found, start
 
     def message(self, message_id: str) -> dict[str, Any]:
         """Return what the stream, its group and the notes beside it have of a message, named as in ``MessageShown``;
@@ -554,7 +561,7 @@ class TicketHistory:
         state = TicketState.UNREAD if is_unread else None
         if group is not None and pending:
             state = BY_OWNER.get(bytes(pending[0][1]), TicketState.HANDED_OVER)
-        ticket, last = ticket_value(flat, self._field.encode()), decode_error(error)
+        ticket = ticket_value(flat, self._field.encode())
         due, uid, replayed = (first_value(flat, name) or b"" for name in (DUE_FIELD, UID_FIELD, REPLAY_OF))
         told: dict[str, Any] = {"message_id": message_id, "state": state, "sent_ms": milliseconds(entry_id)}
         told |= {"ticket_id": None if ticket is None else ticket.decode(errors="replace")}
@@ -565,10 +572,8 @@ class TicketHistory:
         told |= {"due_ms": int(due.partition(b".")[0]) if due.partition(b".")[0].isdigit() and len(due) <= 20 else None}
         told |= {"replay_of": _id_or_none(replayed.decode(errors="replace"), message_id)}
         told |= {"redriven_from": _id_or_none(uid.decode(errors="replace"), message_id) if not replayed else None}
-        attempts = NEVER if noted is None else decode(noted)
-        told |= {"attempts": attempts.starts, "charged": attempts.failures}
         told |= {"traceback": (traceback or b"").decode(errors="replace")}
-        return told | {"last_error": last and last._asdict() | {"told": last.told}}
+        return told | tried(_attempts(noted), decode_error(error))
 
     def again(self, message_id: str) -> dict[str, Any]:
         """Return the redrives and replays of a message, as far as one piece goes back."""
@@ -603,17 +608,17 @@ class TicketHistory:
         return told | {"run_log_begins_ms": begins_ms, "executions_are_cut": is_cut}
 
     def finished(
-        self, ticket: str, handler: str, before: str = "", most: int = 100
+        self, ticket: str, handler: str, before: str = "", most: int = 100, within_s: float = _PIECE_S
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Return at least the ``most`` newest executions after which a message was done or a dead letter, newest first;
         only those of a ticket and of a handler, if given. And behind which record of the run log others may be; None:
         none are."""
         text = orjson.dumps(ticket) if ticket else b'"handler":' + orjson.dumps(handler) if handler else b""
-        start, at_once, ends_s = f"({before}" if before else "+", 1, time.monotonic() + _PIECE_S
+        start, at_once, ends_s = f"({before}" if before else "+", 1, time.monotonic() + within_s
         rows = list[dict[str, Any]]()
         while True:
             args = ("XREVRANGE", start, "-", at_once, "batch", text, "part")
-            _, last, records, is_all = self._scripts.run("find_entries", (self._keys.runs,), args)
+            _, last, records, is_all = self._link.run("find_entries", (self._keys.runs,), args)
             named = [
                 (run, orjson.loads(record).get("handler", "")) for record in records for run in decode_runs(record)
             ]
@@ -722,7 +727,7 @@ class MessageFields:
     def __init__(
         self, link: Link, keys: Keys, ticket_field: str, names: Sequence[str] = (), within_s: float = FIELDS_S
     ) -> None:
-        self._link, self._scripts, self._keys, self._ticket_field = link, ScriptRunner(link), keys, ticket_field
+        self._link, self._keys, self._ticket_field = link, keys, ticket_field
         self.names, self._within_s = tuple(names), within_s
 
     def add(self, rows: Sequence[dict[str, Any]], id_of: IdOf, stream: str = "") -> list[dict[str, Any]]:
@@ -759,7 +764,7 @@ class MessageFields:
         until_s, known, left = now_s() + self._within_s, dict[str, list[Any]](), list(ids)
         while left:
             some = left[:_READ_AT_ONCE]
-            values = self._scripts.run("read_fields", (stream,), (most_bytes, "", len(names), *names, *some))
+            values = self._link.run("read_fields", (stream,), (most_bytes, "", len(names), *names, *some))
             known.update(zip(some, values, strict=False))
             left = left[len(values) :]
             if now_s() > until_s:
@@ -796,7 +801,7 @@ class MessageFields:
     def _bounds(self) -> tuple[bytes | None, int, bool]:
         """Return the last id that the group was given (None: there is no group), and how many entries there are to look
         at, with whether that is exact."""
-        seen = stream_sums(self._link, self._scripts, self._keys, _MOST_BEHIND)
+        seen = stream_sums(self._link, self._keys, _MOST_BEHIND)
         delivered = seen["delivered"] if seen["has_group"] else None
         return delivered, seen["pending"] + seen["lag"] + seen["dead_letters"], seen["lag_is_exact"]
 
@@ -808,7 +813,7 @@ class MessageFields:
         if (has_group or not group) and place.last != _HIGHEST:
             named = field.encode("utf-8", "surrogateescape")
             args = ("XRANGE", b"(" + place.last, "+", _FIND_AT_ONCE, named, value, "", group, "")
-            number, last, ids, is_all = self._scripts.run("find_entries", (stream,), args)
+            number, last, ids, is_all = self._link.run("find_entries", (stream,), args)
         further = place._replace(looked_at=place.looked_at + number)
         if not is_all:
             return ids, number, further._replace(last=last)

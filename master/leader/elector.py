@@ -23,7 +23,6 @@ from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.log import WARNING, event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.redis.client import Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.name_lock import boot_id
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.master.settings import LONGEST_LEASE_S
@@ -157,7 +156,6 @@ class Elector(Service):
     ) -> None:
         super().__init__()
         self._link = link
-        self._scripts = ScriptRunner(link)
         self._keys = keys
         self._lead = lead
         # The word between epoch and URL tells apart two masters that were given the same URL, and our own lost reply
@@ -167,7 +165,6 @@ class Elector(Service):
         self._lease_ms = lease_ms
         self._changed = (keys.changed,) if isinstance(keys, Keys) else ()
         self._look_s = _LOOK_S if self._changed else _AGAIN_S
-        self._news, self._known = 0, -1  # how often somebody said that another leads; as of when we know who does
         self._works = works
         self._for_others = for_others  # steps that are loaded for users that may not send scripts
         self._not_loaded = ""  # why they could not be, as it was logged
@@ -179,12 +176,7 @@ class Elector(Service):
         self.elections = 0
         self.folder: Path | None = None  # for the locks by which leaders of this machine show that they live
         self._life: IO[bytes] | None = None
-        self._dead = ""  # the holder that does not
-
-    def look(self) -> None:
-        """Look who leads: somebody says that this has changed."""
-        self._news += 1
-        self.wake()
+        self._dead: str | None = None  # the holder that does not
 
     def run_once(self) -> float:
         self._load_for_others()
@@ -194,7 +186,7 @@ class Elector(Service):
 
     def _load_for_others(self) -> None:
         loads = self._for_others if self._lead.is_ours else ()
-        refused = self._scripts.load_for_others(loads) if loads else []
+        refused = self._link.load_for_others(loads) if loads else []
         why = refused[0] if refused else ""
         if why and why != self._not_loaded:
             event("scripts_not_loaded", level=WARNING, refused=len(refused), why=why)
@@ -204,16 +196,7 @@ class Elector(Service):
         epoch, doubted, _, _ = self._lead._known
         if epoch is None or doubted:
             early_s = self._next_election_s - now_s()
-            if early_s > 0:
-                return early_s
-            if doubted:
-                self._elect(succeed=str(epoch))
-            else:
-                succeed, left_s = self._free()
-                if succeed is None:
-                    return min(left_s, self._look_s)
-                self._elect(succeed)
-            return min(_AGAIN_S, self._lease_ms / 3000)
+            return early_s if early_s > 0 else self._elect(succeed=str(epoch) if doubted else "")
         if self._works():
             until_s = now_s() + self._lease_ms / 1000
             # As long as our lease runs by our clock, the key is ours. When it is over, another may have it, and what
@@ -231,28 +214,6 @@ class Elector(Service):
             self._not_extended = epoch
         # A lease may be longer than the health check waits for a turn.
         return min(self._lease_ms, 1000 * self.stalls_after_s) / 3000
-
-    def _free(self) -> tuple[str | None, float]:
-        """Return the epoch to succeed ("" for none), or None when another master holds the lead; and for how many
-        seconds it does, should it not renew its lease."""
-        news, question = self._news, ("PTTL", self._keys.leader)
-        if self._known == news and 0 < (left_ms := self._link.call(*question)) <= 1000 * LONGEST_LEASE_S:
-            return None, (left_ms + 1) / 1000
-        stored, left_ms = self._link.all_of([("GET", self._keys.leader), question])
-        epoch, _, holder = (stored or b"").decode(errors="replace").partition(" ")
-        if holder in ("", self._holder):
-            return "", 0.0
-        if holder == self._dead:
-            return epoch, 0.0
-        # Longer than any lease: the clock of Redis was set back since it was taken, and its holder may be dead. If not,
-        # it extends it soon, and finds that it was succeeded.
-        if left_ms > 1000 * LONGEST_LEASE_S:
-            why = "it lasts too long: the clock of Redis was set back"
-            event("leadership_lease_too_long", level=WARNING, epoch=epoch, why=why)
-            return epoch, 0.0
-        self._stand_by(holder)
-        self._known = news if self._changed else -1
-        return None, _AGAIN_S if left_ms == -1 else max(0, left_ms + 1) / 1000  # -1: it has no end
 
     def _stand_by(self, holder: str) -> None:
         """Note that another master leads. Log it once per leader, so that an operator who starts a master by hand
@@ -273,7 +234,7 @@ class Elector(Service):
     def _died(self, holder: str) -> None:
         """Note that the process of this leader has ended: its lease is not waited for, its epoch is succeeded."""
         self._dead = holder
-        self.look()
+        self.wake()
 
     def _live(self) -> None:
         """Take the lock that shows, for as long as this process lives, that a leader of this machine does."""
@@ -285,29 +246,37 @@ class Elector(Service):
                 self._life = path.open("wb")
                 fcntl.lockf(self._life, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _elect(self, succeed: str) -> None:
+    def _elect(self, succeed: str) -> float:
+        """Succeed an epoch, or ("") nobody; stand by while another master leads. Return for how many seconds there is
+        nothing to do."""
         self._live()
         until_s = now_s() + self._lease_ms / 1000
         keys = (self._keys.leader, self._keys.counters, *self._changed)
-        reply = self._scripts.run("elect", keys, (self._holder, self._lease_ms, succeed))
+        reply = self._link.run("elect", keys, (self._holder, self._lease_ms, succeed))
         if reply[0] == b"HELD":
-            epoch, _, holder = reply[1].decode().partition(" ")
-            if holder != self._holder:
+            held, _, holder = reply[1].decode(errors="replace").partition(" ")
+            # Longer than any lease: the clock of Redis was set back since it was taken, and its holder may be dead. If
+            # not, it extends it soon, and finds that it was succeeded.
+            is_too_long = reply[2] > 1000 * LONGEST_LEASE_S
+            if not is_too_long and holder not in (self._holder, self._dead):
                 self._stand_by(holder)
-                return
-            # It is our own lease: the reply to an earlier call was lost, or our epoch was dropped. Take a new one, so
-            # that a late command is refused.
-            reply = self._scripts.run("elect", keys, (self._holder, self._lease_ms, epoch))
+                return min(self._look_s, _AGAIN_S if reply[2] == -1 else (reply[2] + 1) / 1000)  # -1: it has no end
+            if is_too_long:
+                why = "it lasts too long: the clock of Redis was set back"
+                event("leadership_lease_too_long", level=WARNING, epoch=held, why=why)
+            # Or it is our own: the reply to an earlier call was lost, or our epoch was dropped, and a late command is
+            # to be refused.
+            reply = self._link.run("elect", keys, (self._holder, self._lease_ms, held))
             if reply[0] == b"HELD":
-                return
+                return _AGAIN_S
         self.elections += 1
-        self._known = -1
         self._damp()
         epoch = int(reply[1])
         self._told_of = ""
         event("leader_elected", epoch=epoch, stream=self._keys.stream)
         self._lead._extended(until_s)
         self._lead._set(epoch, self._url)
+        return min(_AGAIN_S, self._lease_ms / 3000)
 
     def _damp(self) -> None:
         """Space out elections. The first doubt is settled at once; when doubts follow each other, something lasting is
@@ -323,7 +292,7 @@ class Elector(Service):
         epoch = self._lead._known.epoch
         try:
             if epoch is not None:
-                self._scripts.run("resign", (self._keys.leader, *self._changed), (str(epoch),))
+                self._link.run("resign", (self._keys.leader, *self._changed), (str(epoch),))
                 event("leadership_resigned", epoch=epoch)
         except Exception as problem:  # the lease ends by itself
             event("leadership_resign_failed", level=WARNING, problem=str(problem))

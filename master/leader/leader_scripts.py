@@ -7,6 +7,7 @@ Every method raises Fenced when the leader key no longer holds our epoch, and wh
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,9 +24,17 @@ from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range, gap_of, loss_command
 from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
-from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.replies import group_of, pack_entry, pack_part, pack_parts, read_command, redis_ms, span_of
-from usher.common.redis.scripts import ScriptRunner
+from usher.common.redis.client import Arg, CommandRefused, Link, checked
+from usher.common.redis.replies import (
+    TicketStream,
+    group_of,
+    pack_entry,
+    pack_part,
+    pack_parts,
+    read_command,
+    redis_ms,
+    span_of,
+)
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
 from usher.master.leader.entries import (
@@ -50,7 +59,11 @@ _MOST_NOTES = 10_000
 _MANY = 64
 #: So often a turn is tried again that others have stopped by changes which do not concern it.
 _TRIES = 5
+#: Entries whose bodies are looked for at a time.
+_BODIES = 100
 _NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
+#: Field of the attempts and errors that are noted of a message: its id, behind a letter or not.
+_NOTED = re.compile(rb"[th]?(\d+-\d+)")
 
 
 class LossBook:
@@ -166,15 +179,6 @@ class Page(NamedTuple):
     gone: list[bytes]
 
 
-class PositionLook(NamedTuple):
-    """The group's position as it was saved; how many entries were cut unread since the last look; and how many are
-    pending for each name of the group."""
-
-    position: GroupPosition
-    cut: int
-    pending: dict[bytes, int]
-
-
 class Swept(NamedTuple):
     """The result of one call of the idle sweep: strays with their former owners."""
 
@@ -214,7 +218,7 @@ class LeaderScripts:
 
     def __init__(
         self,
-        scripts: ScriptRunner,
+        link: Link,
         keys: Keys,
         epoch: int,
         ticket_field: str,
@@ -222,7 +226,7 @@ class LeaderScripts:
         counts: LeaderCounters | None = None,
         marks: MarkReader = NO_MARKS,
     ) -> None:
-        self._scripts = scripts
+        self._link = link
         self._keys = keys
         tenant_field, priority_field = marks.fields
         self._parse_arguments = (ticket_field, LONGEST_TICKET, longest_message, tenant_field, priority_field)
@@ -230,7 +234,7 @@ class LeaderScripts:
         self.marks = marks
         self._counts = counts or LeaderCounters()
         self.epoch = epoch
-        self.losses = LossBook(scripts.link, keys)
+        self.losses = LossBook(link, keys)
         # The connection watches the epoch, which was seen to be ours, and what others note in `changed`.
         self.is_guarded, self._connection = False, 0
         self.noted = ZERO  # the last of these notes that was read
@@ -258,10 +262,10 @@ class LeaderScripts:
         _, position, given, fence, self.noted = self._run("begin", script_keys, ("1" if is_new else "",))
         self._fence, self._given = int(fence), (position, None if given == b"" else int(given), 0, 0)
         self._taken, self.highest = b"%s %s" % (position, str(given).encode() if given != b"" else b""), rank(position)
-        self._behind_ms = redis_ms(self._scripts.link) - 1000 * now_s()
+        self._behind_ms = redis_ms(self._link) - 1000 * now_s()
         self.look()
         # Who may not MULTI hears of it before anything depends on it.
-        self._scripts.link.transaction(self._connection, [])
+        self._link.transaction(self._connection, [])
         self.look()
 
     # ---- the turn ----------------------------------------------------------------------------------------------------
@@ -278,14 +282,11 @@ class LeaderScripts:
         """Look at the epoch, and at what others have changed: a turn from now on happens only if nobody has changed
         more."""
         self.is_guarded = False
-        self._guard(self._scripts.link.all_of([("UNWATCH",), *self._watching])[1:])
+        self._guard(self._link.all_of([("UNWATCH",), *self._watching])[1:])
 
-    def _guard(self, replies: Sequence[Any]) -> set[tuple[bytes, bytes]]:
+    def _guard(self, replies: list[Any]) -> set[tuple[bytes, bytes]]:
         """Take the replies to ``_watching``. Return what is new of the notes, as in ``changed``."""
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        _, epoch, told = replies
+        _, epoch, told = checked(replies)
         if epoch != str(self.epoch).encode():
             raise Fenced(f"another master leads {self._keys.stream} (our epoch was {self.epoch})")
         entries = told[0][1] if told else []
@@ -295,7 +296,7 @@ class LeaderScripts:
         if entries:
             self.noted = entries[-1][0]
             self.changed |= noted
-        self.is_guarded, self._connection = True, self._scripts.link.connections
+        self.is_guarded, self._connection = True, self._link.connections
         return noted
 
     def turn(
@@ -426,7 +427,7 @@ class LeaderScripts:
         """Return the replies to both. None for the former: nothing happened, since others have noted changes. With them
         comes whether these concern the plan, or a record in ``index``."""
         self.is_guarded = False  # also when nothing happens: then nobody has looked at the answers behind it
-        done, behind = self._scripts.link.transaction(self._connection, commands, [*self._watching, *asked])
+        done, behind = self._link.transaction(self._connection, commands, [*self._watching, *asked])
         try:
             noted = self._guard(behind[:3])
         except NotNow as refused:  # the transaction may have happened, and this must not look as if it had not
@@ -471,7 +472,7 @@ class LeaderScripts:
 
     @property
     def server_run(self) -> str:
-        return self._scripts.link.server_run
+        return self._link.server_run
 
     def told(self, position: bytes, entry: tuple[bytes, Sequence[bytes]]) -> NewEntries:
         """Return an entry, (id, fields), of which our server told, to be taken although it is yet to be read."""
@@ -504,7 +505,7 @@ class LeaderScripts:
         """Read the marks of entries, (id, ticket), that consumers have, as far as they tell the tenant."""
         name, ids = self.marks.fields[0], [entry_id for entry_id, _ in entries]
         asked: list[Arg] = [LONGEST_MARK, "1", 1, name, *ids]
-        values = self._scripts.run("read_fields", (self._keys.stream,), asked) if name else []
+        values = self._link.run("read_fields", (self._keys.stream,), asked) if name else []
         marks = chain((value[0] if value else b"" for (value,) in values), repeat(b""))  # fewer where bodies are large
         found = [
             PeekedEntry(entry_id, ticket, 0, mark) for (entry_id, ticket), mark in zip(entries, marks, strict=False)
@@ -530,8 +531,16 @@ class LeaderScripts:
     def owners_of(self, ids: Sequence[bytes]) -> dict[bytes, bytes | None]:
         """Return for whom each of these is pending; None: for nobody."""
         asked = [("XPENDING", self._keys.stream, self._keys.group, one, one, 1) for one in ids]
-        found = self._scripts.link.all_of(asked) if asked else ()
+        found = self._link.all_of(asked) if asked else ()
         return {one: rows[0][1] if rows else None for one, rows in zip(ids, found, strict=True)}
+
+    def in_stream(self, ids: Sequence[bytes]) -> set[bytes]:
+        """Return those of these entries that have a body."""
+        there = set[bytes]()
+        for at in range(0, len(ids), _BODIES):
+            asked = [("XRANGE", self._keys.stream, one, one) for one in ids[at : at + _BODIES]]
+            there.update(found[0][0] for found in self._link.all_of(asked) if found)
+        return there
 
     def left_behind(self, incarnation: str, held: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[tuple[bytes, bytes]]:
         """Look for what a dead incarnation, whose list is empty, had in processing, by ticket, and did not come back.
@@ -555,30 +564,31 @@ class LeaderScripts:
         _, cursor, flat, gone = self._run("sweep", script_keys, args)
         return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
 
-    def save_position(self, takeable: int = 0) -> PositionLook:
-        """Save the group's position, and how many messages another consumer could take now, and look whether anything
-        is amiss. Raises GroupMissing."""
+    def save_position(self, takeable: int = 0) -> tuple[GroupPosition, dict[bytes, int]]:
+        """Save the group's position, and how many messages another consumer could take now, and tell of what was cut
+        unread since the last time. Return the position, and how many entries are pending for each name of the group.
+        Raises GroupMissing."""
         keys = self._keys
         _, delivered, oldest, cut, pending = self._run(
             "save_position",
             (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups, keys.counters, keys.taken),
             (takeable,),
         )
-        by_name = {name: int(count) for name, count in pending}
-        return PositionLook(GroupPosition(delivered, oldest or None), cut, by_name)
+        self.losses.cut(cut, delivered)
+        return GroupPosition(delivered, oldest or None), {name: int(count) for name, count in pending}
 
     def note_chart(self, place: str, point: bytes) -> None:
         """Write a point of the charts. One that comes late, when we lead no more, does no harm: all that it goes by is
         in Redis, and it says of when it is."""
         self.check()
-        self._scripts.link.call("HSET", self._keys.charts, place, point)
+        self._link.call("HSET", self._keys.charts, place, point)
 
     def due_delayed(self, most: int) -> DueLook:
         """Put delayed messages in the order of their times. Return up to ``most`` that are due."""
         log, keys = LogKeys(self._keys.stream), self._keys
         script_keys = (log.delayed, log.due, log.due_until, keys.leader, keys.dead, keys.letters)
         _, until, wait_ms, told, *flat = self._unfenced(
-            self._scripts.run("due_delayed", script_keys, (str(self.epoch), most, self._parse_arguments[0]))
+            self._link.run("due_delayed", script_keys, (str(self.epoch), most, self._parse_arguments[0]))
         )
         unreadable = list(zip(told[::2], told[1::2], strict=True))
         due = list(map(Due, flat[::2], flat[1::2]))
@@ -592,12 +602,12 @@ class LeaderScripts:
         numbers = {stream: number for number, stream in enumerate(streams, 1)}
         args = [part for one, stream in due for part in (one.member, numbers.get(stream or "", 0))]
         script_keys = (log.delayed, log.due, self._keys.leader, *streams)
-        _, *told = self._unfenced(self._scripts.run("send_delayed", script_keys, (str(self.epoch), again_ms, *args)))
+        _, *told = self._unfenced(self._link.run("send_delayed", script_keys, (str(self.epoch), again_ms, *args)))
         return [one[0].decode(errors="replace") if isinstance(one, list) else one for one in told]
 
     def revoke(self, incarnation: str) -> bool:
         script_keys = (self._keys.lease(incarnation), self._keys.changed, self._keys.leader)
-        reply = self._scripts.run("drain", script_keys, (incarnation, 0, str(self.epoch)))
+        reply = self._link.run("drain", script_keys, (incarnation, 0, str(self.epoch)))
         return bool(self._unfenced(reply) == b"OK")
 
     def reap(self, incarnation: str, name: str, stored: bytes) -> bool:
@@ -605,25 +615,33 @@ class LeaderScripts:
         own = (keys.lease(incarnation), keys.inbox(incarnation), keys.consumers, keys.leader)
         script_keys = (keys.stream, *own, keys.noted(incarnation), keys.unproven(incarnation))
         args = (keys.group, incarnation, name, stored, str(self.epoch))
-        return bool(self._unfenced(self._scripts.run("deregister", script_keys, args)) == b"OK")
+        return bool(self._unfenced(self._link.run("deregister", script_keys, args)) == b"OK")
 
     def forget_attempts(self, noted: str, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
         """Forget the attempts, or the errors, of messages that are over, one page of the hash ``noted`` from
-        ``cursor``. Return the next cursor and the fields that were deleted. Raises GroupMissing."""
-        keys = self._keys
-        _, following, gone = self._run(
-            "forget_attempts", (keys.stream, keys.leader, noted, keys.taken), (cursor, count)
-        )
-        return following, list(gone)
+        ``cursor``: those that are pending for nobody, but not what the group is still to be given: after it was lost a
+        message comes a second time. Return the next cursor and the fields that were deleted. Raises GroupMissing.
+
+        No script: a message that is over begins again by a redrive, which forgets its attempts itself."""
+        self.check()
+        following, page = self._link.call("HSCAN", noted, cursor, "COUNT", count)
+        ids = {field: found[1] for field in page[::2] if (found := _NOTED.fullmatch(field))}
+        owners = self.owners_of(list(ids.values()))
+        given = rank(TicketStream(self._link, self._keys).last_delivered()) if page else 0
+        stay = {one for one, owner in owners.items() if owner}
+        stay |= self.in_stream([one for one in owners if one not in stay and rank(one) > given])
+        if gone := [field for field in page[::2] if ids.get(field) not in stay]:
+            self._link.call("HDEL", noted, *gone)
+        return following, gone
 
     def recount_letters(self, place: bytes, count: int) -> bytes:
         """Mend the index of the dead letters from ``place``, b"" at first, as far as it is wrong; return where to go
         on, b"" at the end."""
         keys = (self._keys.dead, self._keys.leader, self._keys.letters, self._keys.recounted)
-        return bytes(self._unfenced(self._scripts.run("recount_letters", keys, (str(self.epoch), place, count)))[1])
+        return bytes(self._unfenced(self._link.run("recount_letters", keys, (str(self.epoch), place, count)))[1])
 
     def _run(self, step: str, keys: Sequence[str], args: Iterable[Any]) -> Any:
-        return self._unfenced(self._scripts.run(step, keys, (self._keys.group, str(self.epoch), *args)))
+        return self._unfenced(self._link.run(step, keys, (self._keys.group, str(self.epoch), *args)))
 
     def _unfenced(self, reply: Any) -> Any:
         if (reply[0] if isinstance(reply, list) else reply) == b"FENCED":
@@ -639,14 +657,14 @@ class LeaderService(Service):
 
     def __init__(self, link: Link, keys: Keys, lead: Lead, ticket_field: str = "") -> None:
         super().__init__()
-        self._link, self._scripts, self._keys, self._lead = link, ScriptRunner(link), keys, lead
+        self._link, self._keys, self._lead = link, keys, lead
         self._ticket_field = ticket_field
 
     def run_once(self) -> float:
         epoch = self._lead.epoch
         if epoch is not None:
             try:
-                return self.work(LeaderScripts(self._scripts, self._keys, epoch, self._ticket_field))
+                return self.work(LeaderScripts(self._link, self._keys, epoch, self._ticket_field))
             except Fenced:
                 self._lead.lost(epoch)
         return self.stand_by()

@@ -16,7 +16,7 @@ TICKET_WINDOW = 1024
 #: Seconds of work that a consumer is given at a time, as it was seen to finish: less, and it waits for round trips;
 #: more, and a drain or a new consumer finds little to move.
 WORK_S = 1.0
-#: Most waiting entries in memory (and 64 MiB of ids); of long tickets Redis keeps the rest. At this many reading stops.
+#: Most waiting entries in memory (30 MiB of ids); of long tickets Redis keeps the rest. At this many reading stops.
 READ_AHEAD = 100_000
 #: Seconds between two comparisons of memory with the index: the bound for a lost notification.
 RECONCILE_S = 5.0

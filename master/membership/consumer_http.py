@@ -24,7 +24,6 @@ import orjson
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.extras import Late
-from usher.common.http.tls import FileValue, client_tls
 from usher.master.membership.health_url import HealthHosts, UnfitUrl
 
 if TYPE_CHECKING:
@@ -77,8 +76,10 @@ class ConsumerHttpClient:
         self._under_way: dict[int, tuple[socket.socket, float]] = {}  # by thread: its connection, and since when
 
     @cached_property
-    def _tls(self) -> FileValue[ssl.SSLContext]:
-        return client_tls(self._ca)
+    def _tls(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self._ca and self._ca.expanduser())
+        context.hostname_checks_common_name = False
+        return context
 
     def ask(self, health_urls: Mapping[str, str], end: str = "", instead: str = "") -> dict[str, ConsumerAnswer]:
         """Ask these health URLs (by name) side by side, and return their answers by name. ``instead`` replaces the
@@ -107,7 +108,7 @@ class ConsumerHttpClient:
         with closing(connection):
             if is_tls:
                 name = re.sub(r":[0-9]+$", "", host).strip("[]")
-                connection.sock = self._tls.get().wrap_socket(
+                connection.sock = self._tls.wrap_socket(
                     connection.sock, server_hostname=name, do_handshake_on_connect=False
                 )
             self._under_way[threading.get_ident()] = connection.sock, began_s

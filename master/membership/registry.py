@@ -15,7 +15,6 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import Registration, held_later, parse
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import leases_command, pairs, parse_leases
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
 from usher.master.policy.rules import Rulebook
@@ -180,7 +179,6 @@ class Membership:
 
     def __init__(self, link: Link, keys: Keys, lease_ms: int) -> None:
         self._link = link  # guarded by self._lock
-        self._scripts = ScriptRunner(link)
         self._keys = keys
         self.lease_ms = lease_ms
         self._lock = threading.Lock()
@@ -232,7 +230,7 @@ class Membership:
             return None  # unreadable: it is replaced as a whole
 
     def _try(self, asked: Registration, former: Registration | None, stored: bytes) -> RegistrationResult | None:
-        generation = int(self._scripts.run("next_generation", (self._keys.counters,), ()))
+        generation = int(self._link.run("next_generation", (self._keys.counters,), ()))
         new = asked.with_generation(generation)
         proven_dead = former is not None and held_later(asked.lock, former.lock)
         reply = self._write(new, stored, former, self.lease_ms, proven_dead)
@@ -252,7 +250,7 @@ class Membership:
         own = (keys.inbox(before), keys.unproven(new.incarnation), keys.unproven(before))
         script_keys = (keys.consumers, *leases, keys.changed, keys.counters, *own)
         args = (new.name, stored, new.dump(), lease_ms, "1" if proven_dead else "0")
-        reply: Sequence[Any] = self._scripts.run("register", script_keys, args)
+        reply: Sequence[Any] = self._link.run("register", script_keys, args)
         return reply
 
     def close(self) -> None:

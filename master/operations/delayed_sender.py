@@ -77,16 +77,23 @@ class DelayedMessages(LeaderService):
         return 0.0
 
     def _send(self, steps: LeaderScripts, due: Sequence[Due]) -> None:
-        asked = [(one, self._stream_of(one)) for one in due]
-        try:
-            told = list(zip(due, steps.send_delayed(asked, _AGAIN_MS), strict=True))
-        except CommandRefused:
-            if self._sources is None:
-                raise
-            told = self._sent_apart(steps, asked)
-        refused = [(one, why) for one, why in told if isinstance(why, str)]
+        """Send to each stream on its own: Redis refuses a script as a whole when we may not write to one of its
+        streams, or when one is in another slot of a cluster."""
+        told, shares = list[tuple[Due, bytes | str]](), dict[str | None, list[Due]]()
+        for one in due:
+            shares.setdefault(self._stream_of(one), []).append(one)
+        for stream, share in shares.items():
+            try:
+                outcomes = steps.send_delayed([(one, stream) for one in share], _AGAIN_MS)
+            except CommandRefused as refused:
+                if self._sources is None:
+                    raise
+                # They become due again later, so that they are not the first ones for ever.
+                steps.send_delayed([(one, None) for one in share], _AGAIN_MS)
+                outcomes = [str(refused)] * len(share)
+            told += zip(share, outcomes, strict=True)
         self.sent += sum(isinstance(new_id, bytes) and new_id != b"" for _, new_id in told)
-        self._tell(refused)
+        self._tell([(one, why) for one, why in told if isinstance(why, str)])
 
     def _tell_unreadable(self, told: Sequence[tuple[bytes, bytes]]) -> None:
         if gone := [one for one, why in told if not why]:
@@ -111,22 +118,6 @@ class DelayedMessages(LeaderService):
                 event("delayed_messages_not_sent", level=ERROR, again_in_s=_AGAIN_S, **facts)
                 count, told_s = 0, now_s()
             self._unsent[why] = (count, told_s)
-
-    @staticmethod
-    def _sent_apart(steps: LeaderScripts, asked: Sequence[tuple[Due, str | None]]) -> list[tuple[Due, bytes | str]]:
-        """Send to each stream on its own. Redis refuses a script as a whole when we may not write to one of the
-        streams, or when one is in another slot of a cluster."""
-        told: list[tuple[Due, bytes | str]] = []
-        for stream in dict.fromkeys(stream for _, stream in asked):
-            share = [one for one, named in asked if named == stream]
-            try:
-                outcomes = steps.send_delayed([(one, stream) for one in share], _AGAIN_MS)
-            except CommandRefused as refused:
-                # They become due again later, so that they are not the first ones for ever.
-                steps.send_delayed([(one, None) for one in share], _AGAIN_MS)
-                outcomes = [str(refused)] * len(share)
-            told += zip(share, outcomes, strict=True)
-        return told
 
     def _stream_of(self, one: Due) -> str | None:
         if self._sources is None:

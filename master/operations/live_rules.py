@@ -7,14 +7,14 @@ over before go on to their end.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from usher.common.base.errors import GroupMissing, UsherError
 from usher.common.base.text import escape_control
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import TicketStream, pairs
-from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.action_log import KEPT, By, OperatorAction
 from usher.master.policy.rules import MOST_RULES, Rule, RuleAction, Rulebook, Target, dump, parse, rule_id, text_of
 
@@ -26,29 +26,31 @@ class TooManyRules(UsherError):
     """The limit on rules is reached."""
 
 
-class RuleSetChange(NamedTuple):
-    """A change of the rules. ``outcome``: set, replaced or lifted. ``former``: the rule that held before.
-    ``handed_over``: messages that were handed over under the former rules and may still run; ``is_exact``: False when
-    there are more than were counted."""
+@dataclass(frozen=True)
+class RuleSetChange:
+    """A change of the rules. ``outcome``: set, replaced or lifted. ``former``: the rule that held before. From now on
+    nothing is handed over by it; ``handed_over`` messages had been before, and may still run. ``name``: of the consumer
+    that it is about."""
 
     outcome: str
     version: int
     rule: Rule | None
     former: Rule | None
     handed_over: int = 0
-    is_exact: bool = True
+    handed_over_is_exact: bool = True
+    note: str = field(init=False)
+    name: str | None = None
 
-    @property
-    def note(self) -> str:
-        at_least = "" if self.is_exact else "at least "
+    def __post_init__(self) -> None:
+        at_least = "" if self.handed_over_is_exact else "at least "
         running = (
             f"; {at_least}{self.handed_over:,} already handed over will finish"
             if self.handed_over
             else "; nothing of it is in processing"
-            if self.is_exact
+            if self.handed_over_is_exact
             else "; what is handed over already will finish"
         )
-        return self.outcome + (running if self.rule is not None else "")
+        object.__setattr__(self, "note", self.outcome + (running if self.rule is not None else ""))
 
     @property
     def told(self) -> str:
@@ -64,8 +66,7 @@ class RuleSetChange(NamedTuple):
 
     def shown(self) -> dict[str, Any]:
         rules = {name: rule and rule.shown() for name, rule in (("rule", self.rule), ("former", self.former))}
-        told = {"handed_over": self.handed_over, "handed_over_is_exact": self.is_exact, "note": self.note}
-        return {"outcome": self.outcome, "version": self.version, **rules, **told}
+        return vars(self) | rules
 
 
 def read_rules(link: Link, keys: Keys) -> Rulebook:
@@ -81,7 +82,7 @@ def rulebook(stored: Any, version: bytes = b"") -> Rulebook:
 
 class LiveRules:
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link, self._keys, self._stream, self._scripts = link, keys, TicketStream(link, keys), ScriptRunner(link)
+        self._link, self._keys, self._stream = link, keys, TicketStream(link, keys)
 
     def read(self) -> Rulebook:
         return read_rules(self._link, self._keys)
@@ -133,7 +134,7 @@ class LiveRules:
         keys = self._keys
         args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, "" if version is None else version, *action.line()]
         of_rules = (keys.rules, keys.counters, keys.changed, keys.actions)
-        return self._scripts.run("change_rules", of_rules, args)
+        return self._link.run("change_rules", of_rules, args)
 
     def _handed_over(self, rule: Rule) -> tuple[int, bool]:
         """Count the messages in processing that the rule is about; and whether that is all of them. Only the leader

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
@@ -21,7 +22,6 @@ from usher.common.protocol.message import DUE_FIELD, FOR_FIELD, first_value, tic
 from usher.common.protocol.stream_id import ZERO, from_rank, is_id, milliseconds, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs, redis_ms
-from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.action_log import StepResult
 from usher.master.policy.letters import (
     HALT,
@@ -52,7 +52,6 @@ class LetterPage(NamedTuple):
 class DeadLetters:
     def __init__(self, link: Link, keys: Keys, ticket_field: str = "") -> None:
         self._link, self._keys, self.ticket_field = link, keys, ticket_field.encode()
-        self._scripts = ScriptRunner(link)
         #: URL of the leader at the last redrive or drop; "": nobody led, so nothing moves before somebody does.
         self.leader_url = ""
 
@@ -84,7 +83,7 @@ class DeadLetters:
         own = [(own_id, own_id, 1, "", b"")] if own_id else []  # it may be a letter's
         while True:
             asked = [(start, end, count, newest, wanted.begin), *own]
-            (is_all, rows, reached), *more = self._scripts.run_each("read_letters", keys, asked)
+            (is_all, rows, reached), *more = self._link.run_each("read_letters", keys, asked)
             for row in {row[0]: row for row in (*rows, *(one for answer in more for one in answer[1]))}.values():
                 if wanted.fits(letter := parse_letter(*row)):
                     found.append(letter)
@@ -101,14 +100,14 @@ class DeadLetters:
     def of_messages(self, ids: Iterable[str]) -> dict[str, DeadLetter]:
         """Return the newest letter of each of these messages that has one."""
         asked = [("-", "+", 1, "newest", LetterFilter(id=one.encode()).begin) for one in ids]
-        pages = self._scripts.run_each("read_letters", (self._keys.dead, self._keys.letters), asked)
+        pages = self._link.run_each("read_letters", (self._keys.dead, self._keys.letters), asked)
         found = (parse_letter(*row) for _, rows, _ in pages for row in rows)
         return {letter.message_id.decode(): letter for letter in found}
 
     def counts(self, *since_ms: int) -> LetterCounts:
         """Count all letters by kind, without reading any. ``since_ms``: where times begin of which they are counted
         apart, each later than the one before."""
-        return parse_counts(self._scripts.run("count_letters", (self._keys.dead, self._keys.letters), since_ms))
+        return parse_counts(self._link.run("count_letters", (self._keys.dead, self._keys.letters), since_ms))
 
     def all(self, wanted: LetterFilter, until: bytes) -> Iterator[list[DeadLetter]]:
         """Yield pages of all letters that match, up to the letter ``until``; letters written meanwhile are not
@@ -144,7 +143,7 @@ class DeadLetters:
     def parked_for(self, tickets: Iterable[bytes]) -> dict[bytes, DeadLetter]:
         """Return the letters that these halted tickets wait for, by ticket."""
         asked = [("-", "+", _OF_A_TICKET, "newest", LetterFilter(ticket).begin) for ticket in tickets]
-        pages = self._scripts.run_each("read_letters", (self._keys.dead, self._keys.letters), asked)
+        pages = self._link.run_each("read_letters", (self._keys.dead, self._keys.letters), asked)
         found = (parse_letter(*row) for _, rows, _ in pages for row in reversed(rows))
         return {letter.ticket: letter for letter in found if letter.policy == HALT}
 
@@ -187,7 +186,7 @@ class DeadLetters:
         results: list[StepResult] = []
         while len(results) < len(ids):
             left = ids[len(results) :]
-            leader, *answers = self._scripts.run("redrive", script_keys, (keys.group, step, *left, *more))
+            leader, *answers = self._link.run("redrive", script_keys, (keys.group, step, *left, *more))
             self.leader_url = bytes(leader).decode().partition(" ")[2]
             results += [
                 StepResult(letter_id, word.decode().lower(), *rest)
@@ -212,10 +211,11 @@ _YEAR_MS = 365 * 86_400_000
 SEND_NOW, MOVE, DROP = "send_delayed_now", "move_delayed", "drop_delayed"
 
 
-class DelayedRow(NamedTuple):
-    """A delayed message for a list: ``fields`` are the first of its ``field_count``, each cut to its beginning, without
-    those whose values stand beside them (``due_ms``, ``stream``, ticket). ``cursor``: where a page begins that goes on
-    behind it."""
+@dataclass(frozen=True)
+class DelayedRow:
+    """A delayed message for a list. ``due_ms``: when it is sent, by Redis' clock. ``fields``: the beginnings of the
+    first of its ``field_count`` fields, without those whose values stand beside them (``due_ms``, ``stream``, ticket);
+    null for viewers, who may not see what messages say. ``cursor``: where a page begins that goes on behind it."""
 
     id: str
     due_ms: int
@@ -223,7 +223,7 @@ class DelayedRow(NamedTuple):
     stream: str
     bytes: int
     field_count: int
-    fields: list[tuple[str, str]]
+    fields: list[tuple[str, str]] | None
     cursor: str
 
 
@@ -266,7 +266,7 @@ class DelayedView:
 
     def __init__(self, link: Link, keys: Keys, ticket_field: str, by_stream: bool = False) -> None:
         """Keep the parts. ``by_stream``: tickets of several streams are called STREAM/ID."""
-        self._link, self._scripts, self._keys, self._log = link, ScriptRunner(link), keys, LogKeys(keys.stream)
+        self._link, self._keys, self._log = link, keys, LogKeys(keys.stream)
         self._field = ticket_field.encode()
         self._by_stream = by_stream
 
@@ -312,7 +312,7 @@ class DelayedView:
         time, entry_id = _parse_cursor(after)
         behind = (time, member_of(entry_id) if entry_id else "", most, _FIELDS_SHOWN, _BYTES_SHOWN)
         of_ticket = (self._field, ticket.encode("utf-8", "surrogateescape"), "1" if self._by_stream else "")
-        is_all, *last, rows = self._scripts.run(
+        is_all, *last, rows = self._link.run(
             "read_delayed", (self._log.delayed, self._log.due), (*behind, *of_ticket, *members)
         )
         return bool(is_all), (last[0], last[1]), [_row(self._field, *row) for row in rows]
@@ -367,7 +367,7 @@ class DelayedView:
 
     def _run(self, ids: Sequence[str], *first: str | int) -> list[StepResult]:
         keys = (self._log.delayed, self._log.due, self._log.due_until)
-        until, *words = self._scripts.run("move_delayed", keys, (*first, *map(member_of, ids)))
+        until, *words = self._link.run("move_delayed", keys, (*first, *map(member_of, ids)))
         told = [StepResult(one.encode(), word.decode().lower()) for one, word in zip(ids, words, strict=False)]
         last = rank(until or ZERO)  # of those that were ever there
         return [one._replace(word="unknown") if one.word == "gone" and rank(one.id) > last else one for one in told]

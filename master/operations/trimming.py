@@ -1,11 +1,12 @@
 """Trimming: asks Redis which entries each reader needs, lets policy/trim.py decide, and cuts with a script that checks
-again: from time to time in the leading master (``Trimmer``), by hand with `usher trim`."""
+again: from time to time in masters (``Trimmer``), by hand with `usher trim`."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from usher.common.base.clock import now_s
@@ -15,11 +16,9 @@ from usher.common.base.log import ERROR, event
 from usher.common.doctor.collector import look_at_memory
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import ZERO
-from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.replies import pairs, parse_span
-from usher.common.redis.scripts import ScriptRunner
-from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
+from usher.common.redis.client import Arg, CommandRefused, Link, checked
+from usher.common.redis.replies import found_entries, pairs, parse_span
+from usher.common.runtime.service import Service
 from usher.master.policy.trim import Cut, Refused, Retention, RetentionFacts, decide
 from usher.master.settings import MasterSettings
 
@@ -39,6 +38,14 @@ _TELL_EVERY_S = 3_600
 #: Seconds between two turns of a trimmer that trims nothing; and so many times longer is a turn's wait where nobody has
 #: sent or read anything since the last one.
 _IDLE_S, _AT_REST = 60.0, 3
+#: Streams that are looked at together: of each, Redis sends the first and the last entry.
+_STREAMS = 50
+#: Shortest time in seconds of a round, and rounds in the time for which entries are kept.
+_ROUND_S, _ROUNDS = 60.0, 24
+#: Fewest entries that a call cuts: several nodes of a stream, of which it cuts only whole ones.
+_LEAST_AT_ONCE = 400
+#: Most troubles that are remembered.
+_MOST_TROUBLES = 1000
 
 _ID = re.compile(rb"[0-9]+-[0-9]+")
 
@@ -51,7 +58,7 @@ class Trimming:
     """The steps of trimming one stream, over a link of the caller's thread."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link, self._scripts, self._keys, self._log_keys = link, ScriptRunner(link), keys, LogKeys(keys.stream)
+        self._link, self._keys, self._log_keys = link, keys, LogKeys(keys.stream)
 
     def facts(self) -> RetentionFacts:
         """Return what each reader needs now. Raises CommandRefused, GroupMissing, and what ``Link.call`` raises."""
@@ -60,23 +67,19 @@ class Trimming:
             raise facts
         return facts
 
-    def cut(self, floor: bytes, *, archived_only: bool = False, at_once: int | None = None) -> Iterator[int]:
+    def cut(self, floor: bytes, *, archived_only: bool = False) -> Iterator[int]:
         """Cut below ``floor``, page by page; yield the number of entries cut. Raises StillNeeded; no reader needed what
         was cut before that."""
-        for page in cut_each(self._scripts, {self._keys.stream: floor}, at_once or AT_ONCE, archived_only):
-            [cut] = page.values()
-            if isinstance(cut, Exception):
-                raise cut
+        for page in cut_each(self._link, {self._keys.stream: floor}, AT_ONCE, archived_only):
+            [cut] = checked([*page.values()])
             if cut:
                 yield cut
 
     def count_below(self, floor: bytes) -> int:
-        total, last = 0, b"0-0"
-        while total < COUNTED:
-            args = ("XRANGE", b"(" + last, b"(" + floor, _PAGE, "")
-            found, last, _, is_all = self._scripts.run("find_entries", (self._keys.stream,), args)
-            total += found
-            if is_all:
+        total = 0
+        for count, *_ in found_entries(self._link, "XRANGE", self._keys.stream, "-", b"(" + floor, _PAGE, ""):
+            total += count
+            if total >= COUNTED:
                 break
         return total
 
@@ -95,7 +98,7 @@ class Trimming:
 
 
 def cut_each(
-    scripts: ScriptRunner, floors: Mapping[str, bytes], at_once: int, archived_only: bool, gathered_by: str = ""
+    link: Link, floors: Mapping[str, bytes], at_once: int, archived_only: bool, gathered_by: str = ""
 ) -> Iterator[dict[str, int | StillNeeded | CommandRefused]]:
     """Cut each of these streams below its floor, at most ``at_once`` entries of each with each flight of calls. Yield
     of each how many went with a flight, or why it is not cut any more. Only whole nodes of a stream go: up to some
@@ -103,7 +106,7 @@ def cut_each(
     most = dict.fromkeys(floors, at_once)
     while most:
         calls = [cut_call(one, floors[one], count, archived_only, gathered_by) for one, count in most.items()]
-        cut: dict[str, Any] = dict(zip(most, scripts.try_each("trim", calls), strict=True))
+        cut: dict[str, Any] = dict(zip(most, link.try_each("trim", calls), strict=True))
         for stream, reply in cut.items():
             if isinstance(reply, Exception) and not isinstance(reply, CommandRefused):
                 raise reply
@@ -113,7 +116,7 @@ def cut_each(
                 who, below = reply[1].decode("utf-8", "backslashreplace"), floors[stream].decode()
                 cut[stream] = StillNeeded(f"{who} needs entries below {below} by now; nothing more was cut")
         nothing = [stream for stream, count in cut.items() if count == 0]
-        lengths = dict(zip(nothing, scripts.link.all_of([("XLEN", one) for one in nothing]), strict=True))
+        lengths = dict(zip(nothing, link.all_of([("XLEN", one) for one in nothing]), strict=True))
         yield cut
         # A node of a longer stream may hold more than one call cuts (stream-node-max-entries): it goes as a whole or
         # not at all.
@@ -194,80 +197,130 @@ def cut_call(
     return keys, (floor, at_once, "1" if archived_only else "", gathered_by)
 
 
-class Trimmer(LeaderService):
-    """Service that trims from time to time while this master leads (``every_s`` 0: never), and notes beside the group's
-    position how long it keeps entries, and who holds it back."""
+class Trimmer(Service):
+    """Service that trims from time to time (``every_s`` 0: never): a leading master its stream, every master the
+    sources of its shards. ``streams``: those that are ours now; ``gathered_by``: the gather group, for sources.
 
-    name = "trim"
+    It needs no lead and no fence: trim.lua checks in Redis what may go, in the step that cuts. So a call whose reply
+    was lost is simply made again, and two masters that believe they have the same stream, or one that has lost it, cut
+    nothing that is needed.
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, retention: Retention) -> None:
-        super().__init__(link, keys, lead)
-        self._trimming, self._every_s, self._retention = Trimming(link, keys), every_s, retention
-        self._wait_s = every_s or _IDLE_S
+    It goes round: each stream has its turn, a few of them at a time, 24 times in the time for which entries are kept,
+    and once a minute at most; one alone at each turn. Beside the position of a group (``keys``) it notes how long it
+    keeps entries, and who holds it back."""
+
+    def __init__(
+        self,
+        link: Link,
+        streams: Callable[[], Sequence[bytes]],
+        every_s: float,
+        retention: Retention,
+        keys: Keys | None = None,
+        gathered_by: str = "",
+    ) -> None:
+        super().__init__()
+        self.name = "trim-sources" if gathered_by else "trim"
+        self._link, self._streams, self._retention = link, streams, retention
+        self._every_s, self._wait_s, self._keys, self._group = every_s, every_s or _IDLE_S, keys, gathered_by
         self.stalls_after_s = max(10.0, 4 * _AT_REST * self._wait_s)
-        self._untold = 0
+        self._now_ms = 0  # Redis' time in this turn
+        self._gives_way = self._gave_way = False  # in this turn; since the last line
+        self._rest: list[bytes] = []  # left to look at in this round
+        self._troubles: dict[bytes, str] = {}
+        self._went: Counter[bytes] = Counter()  # entries of each stream that were cut since the last line
         self._told_s = {False: -math.inf, True: -math.inf}  # when that was told; True: that it gives way
-        self._gave_way = False  # since the last line
-        self._held_back: str | None = None
-        self._facts: RetentionFacts | None = None
-        self._is_noted = False
+        self._facts: list[Any] = []  # of the last look
+        self._noted: tuple[str, ...] = ()
 
-    def stand_by(self) -> float:
-        self._is_noted = False  # another leader notes what it finds
-        return self._wait_s
+    def troubles(self) -> list[tuple[bytes, str]]:
+        """Return the streams that are ours of which nothing is cut until somebody has looked, and why. Any thread may
+        ask."""
+        found = list(self._troubles.items())
+        ours = frozenset(self._streams() if found else ())
+        return [(stream, why) for stream, why in found if stream in ours]
 
-    def work(self, steps: LeaderScripts) -> float:
-        if not self._every_s:
-            self._note(None)
+    def run_once(self) -> float:
+        ours = self._streams()
+        if not ours or not self._every_s:
+            self._troubles, self._noted = {}, self._noted if ours else ()  # another leader notes what it finds
+            self._note(("HDEL", "trim_keep_s", "trim_held_back") if ours else ())
             return self._wait_s
-        now_ms, memory = look_at_memory(self._link)
-        facts, before = self._trimming.facts(), self._facts
-        self._facts = facts
-        gives_way = self._retention.gives_way(memory)
-        wished = [] if gives_way else self._retention.wishes(facts, now_ms)
-        decision = decide(facts, archived_only=self._retention.archived_only, wished=wished)
-        if isinstance(decision, Cut):
-            self._cut(decision, gives_way)
-        held_back = self._retention.held_back(facts, decision, now_ms)
-        if isinstance(decision, Refused) and not (self._is_noted and held_back == self._held_back):
-            for problem in decision.problems:
-                event("trim_refused", level=ERROR, stream=self._keys.stream, problem=problem)
-        self._note(held_back)
-        return self._wait_s * (_AT_REST if facts == before and not (gives_way or isinstance(decision, Cut)) else 1)
-
-    def _cut(self, decision: Cut, gives_way: bool) -> None:
-        cut = 0
-        at_once = AT_ONCE_FOR_MEMORY if gives_way else None
-        try:
-            for gone in self._trimming.cut(
-                decision.floor, archived_only=self._retention.archived_only, at_once=at_once
-            ):
-                cut += gone
-                self.made_progress()
-                if self.stopping or (gives_way and not self._retention.gives_way(look_at_memory(self._link)[1])):
-                    break
-        except StillNeeded:
-            pass  # decided again at the next turn
-        self._untold += cut
-        self._gave_way |= gives_way and cut > 0
-        if self._untold and now_s() - self._told_s[self._gave_way] >= _TELL_EVERY_S:
-            facts: dict[str, Any] = {"entries": self._untold, "below": decision.floor.decode()}
-            facts |= {"kept_for": decision.because.name, "gives_way": self._gave_way}
-            event("stream_trimmed", stream=self._keys.stream, **facts)
+        self._rest, mine, before = self._rest or list(ours), frozenset(ours), self._facts
+        self._now_ms, memory = look_at_memory(self._link)
+        self._gives_way = self._retention.gives_way(memory)
+        round_s = _ROUND_S if self._gives_way else max(_ROUND_S, self._retention.keep_s / _ROUNDS)
+        left = len(self._rest) - math.ceil(len(ours) * min(1.0, self._every_s / round_s))
+        has_cut = False
+        while self._rest and len(self._rest) > left and not self.stopping:
+            page = self._rest[: min(_STREAMS, len(self._rest) - left)]
+            floors = self._floors([stream for stream in page if stream in mine])
+            self._cut(floors)
+            del self._rest[: len(page)]  # a page that fails is looked at again
+            has_cut |= bool(floors)
+            self.made_progress()
+        self._troubles = dict(self.troubles())
+        if self._went and now_s() - self._told_s[self._gave_way] >= _TELL_EVERY_S:
+            facts: dict[str, Any] = {"streams": len(self._went), "entries": self._went.total()}
+            event("stream_trimmed", first=min(self._went).decode(errors="replace"), **facts, gives_way=self._gave_way)
             self._told_s |= {False: now_s(), self._gave_way: now_s()}
-            self._untold, self._gave_way = 0, False
+            self._went, self._gave_way = Counter(), False
+        is_at_rest = self._facts == before and not (self._gives_way or has_cut)
+        return self._wait_s * (_AT_REST if is_at_rest else 1)
 
-    def _note(self, held_back: str | None) -> None:
-        """Note what the doctor tells; None: that nothing is trimmed. Full memory refuses it; what was cut counts."""
-        if self._is_noted and held_back == self._held_back:
+    def _floors(self, streams: Sequence[bytes]) -> dict[bytes, bytes]:
+        floors: dict[bytes, bytes] = {}
+        self._facts = look_at(self._link, [stream.decode() for stream in streams])
+        for stream, facts in zip(streams, self._facts, strict=True):
+            if isinstance(facts, CommandRefused):
+                self._tell(stream, str(facts))
+            if isinstance(facts, Exception):  # or it was destroyed just now
+                continue
+            only, wished = self._retention.archived_only, self._retention.wishes(facts, self._now_ms)
+            wished = [] if self._gives_way else wished
+            decision = decide(facts, archived_only=only, wished=wished, gathered_by=self._group)
+            held_back = self._retention.held_back(facts, decision, self._now_ms)
+            self._note(("HSET", "trim_keep_s", str(self._retention.keep_s), "trim_held_back", held_back))
+            if isinstance(decision, Refused):
+                self._tell(stream, decision.why)
+            elif isinstance(decision, Cut):
+                floors[stream] = decision.floor
+            else:
+                self._troubles.pop(stream, None)
+        return floors
+
+    def _cut(self, floors: Mapping[bytes, bytes]) -> None:
+        """Cut these streams below their floors. The calls of one flight together cut about as much as one of
+        ``Trimming.cut``: Redis does all of them before it does anything else."""
+        names = {stream.decode(): floor for stream, floor in floors.items()}
+        most = AT_ONCE_FOR_MEMORY if self._gives_way else AT_ONCE
+        at_once = max(min(most, _LEAST_AT_ONCE), most // max(1, len(floors)))
+        for page in cut_each(self._link, names, at_once, self._retention.archived_only, self._group):
+            for stream, cut in zip(map(str.encode, page), page.values(), strict=True):
+                if isinstance(cut, CommandRefused):
+                    if "no such key" not in str(cut):
+                        self._tell(stream, str(cut))
+                    continue
+                self._troubles.pop(stream, None)
+                if isinstance(cut, int) and cut:  # else a reader needs it by now, or it is another stream
+                    self._went[stream] += cut
+                    self._gave_way |= self._gives_way
+            self.made_progress()
+            if self.stopping or (self._gives_way and not self._retention.gives_way(look_at_memory(self._link)[1])):
+                return
+
+    def _tell(self, stream: bytes, why: str) -> None:
+        if self._troubles.get(stream) == why or (
+            stream not in self._troubles and len(self._troubles) >= _MOST_TROUBLES
+        ):
             return
-        if held_back is None:
-            note: tuple[str, ...] = ("HDEL", self._keys.position, "trim_keep_s", "trim_held_back")
-        else:
-            keep = ("trim_keep_s", str(self._retention.keep_s))
-            note = ("HSET", self._keys.position, *keep, "trim_held_back", held_back)
-        [reply] = self._link.pipeline([note])
-        self._held_back, self._is_noted = held_back, not isinstance(reply, Exception)
+        self._troubles[stream] = why
+        event("trim_refused", level=ERROR, stream=stream.decode(errors="replace"), problem=why)
+
+    def _note(self, note: tuple[str, ...]) -> None:
+        """Note what the doctor tells. Full memory refuses it; what was cut counts."""
+        if self._keys is not None and note and note != self._noted:
+            [reply] = self._link.pipeline([(note[0], self._keys.position, *note[1:])])
+            self._noted = () if isinstance(reply, Exception) else note
 
 
 def _decode_reader_name(name: bytes) -> str:

@@ -1,12 +1,14 @@
 """Points of the charts, one a minute for a day: what one is made of, which place it has, and how several become one.
 Pure.
 
-A point is kept as JSON, of at most ``LONGEST`` bytes. Durations are counts by step of a scale (``step_of``), which can
-be added up; a percentile is right within a fifth.
+A point is kept as JSON, of at most ``LONGEST`` bytes. Executions are counted: ``done``, ``failed``, and
+durations by step of a scale (``step_of``): ``w7`` of waits, ``t12`` of handlers. So they can be added up; a percentile
+is right within a fifth.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import log2
 from typing import Any, NamedTuple
@@ -35,7 +37,7 @@ NAMES, _LONGEST_NAME = 20, 100
 #: Executions of all consumers; those of the consumers, or sources, that have no place in a point.
 ALL, OTHERS = "", "(others)"
 #: By what executions are counted apart: the consumer, and the source of which a work stream has the message.
-BY_CONSUMER, BY_SOURCE = "parts", "sources"
+BY_CONSUMER, BY_SOURCE = "consumers", "sources"
 _FIRST_US, _LAST_STEP = 100, 80
 _KNOWN = {"t", "at", "ms", "lag", "failed", BY_CONSUMER, BY_SOURCE, "tenants", "marks", "codes"}
 #: Most marks of a point, and most codes that it remembers.
@@ -52,7 +54,7 @@ def places(since_ms: int, until_ms: int) -> list[str]:
 
 
 #: Counts of executions, by name.
-Parts = dict[str, dict[str, Any]]
+Parts = dict[str, Counter[str]]
 
 
 def step_of(us: float) -> int:
@@ -64,14 +66,17 @@ def step_of(us: float) -> int:
     return 0 if us < _FIRST_US else min(_LAST_STEP, 1 + int(2 * log2(us / _FIRST_US)))
 
 
-def percentile_ms(counts: Mapping[str, int], share: float) -> float | None:
-    """Return about how long the given share of these durations took at most; None without any.
+def percentile_ms(part: Mapping[str, int], what: str, share: float) -> float | None:
+    """Return about how long the given share of the waits ("w"), or handlers ("t"), took at most; None without any.
 
-    >>> percentile_ms({}, 0.5), percentile_ms({"0": 3}, 0.5), round(percentile_ms({"7": 1, "21": 1}, 0.99))
-    (None, 0.1, 122)
+    >>> percentile_ms({"done": 9}, "t", 0.5), percentile_ms({"t0": 3}, "t", 0.5)
+    (None, 0.1)
+    >>> round(percentile_ms({"t7": 1, "t21": 1}, "t", 0.99))
+    122
     """
-    left = share * sum(counts.values())
-    for step, count in sorted((int(step), count) for step, count in counts.items()):
+    steps = sorted((int(name[1:]), count) for name, count in part.items() if name[0] == what)
+    left = share * sum(count for _, count in steps)
+    for step, count in steps:
         left -= count
         if left <= 0:
             return float(_FIRST_US * 2 ** ((step - 0.5) / 2) / 1000) if step else _FIRST_US / 1000
@@ -83,21 +88,16 @@ def gather(runs: Iterable[RunRecord], *, by_stream: bool = False) -> dict[str, P
     SOURCE/ID (``by_stream``). A message's wait is the time from its id to the start of its first attempt."""
     found: dict[str, Parts] = {BY_CONSUMER: {}, BY_SOURCE: {}}
     for run in runs:
-        wait = took = -1
+        told = {"done": 1} if run.outcome in (DONE, MERGED) else {"failed": 1} if run.outcome in FAILURES else {}
         if run.attempt == 1:
-            wait = step_of(run.start_us - 1000 * int(run.id.partition("-")[0]))
+            told[f"w{step_of(run.start_us - 1000 * int(run.id.partition('-')[0]))}"] = 1
         if run.end_us and run.outcome != MERGED:
-            took = step_of(run.end_us - run.start_us)
+            told[f"t{step_of(run.end_us - run.start_us)}"] = 1
         places = [(BY_CONSUMER, ALL), (BY_CONSUMER, run.consumer.rpartition(":")[0][:_LONGEST_NAME])]
         if by_stream and run.ticket.find("/") > 0:
             places.append((BY_SOURCE, run.ticket.partition("/")[0][:_LONGEST_NAME]))
         for group, name in places:
-            part = found[group].get(name) or found[group].setdefault(name, empty())
-            part["done"] += run.outcome in (DONE, MERGED)
-            part["failed"] += run.outcome in FAILURES
-            for key, step in (("wait", wait), ("took", took)):
-                if step >= 0:
-                    part[key][str(step)] = part[key].get(str(step), 0) + 1
+            found[group].setdefault(name, Counter()).update(told)
     return found
 
 
@@ -118,7 +118,7 @@ def point(
     told: dict[str, Any] = {"t": now_ms - now_ms % MINUTE_MS, "at": now_ms, "ms": max(0, now_ms - since_ms)}
     told |= {name: _more(former, level, f"{name}_total") for name in ("sent", "done", "failed")} | {**level, **runs}
     if told["failed"] is None:
-        told["failed"] = runs[BY_CONSUMER].get(ALL, {"failed": 0})["failed"]
+        told["failed"] = runs[BY_CONSUMER].get(ALL, Counter())["failed"]
     told |= {"tenants": {name[:_LONGEST_NAME]: list(told) for name, told in list(tenants.items())[:NAMES]}}
     return told | {"in_part": in_part, "marks": [], "codes": []}
 
@@ -157,7 +157,7 @@ def merge(begin_ms: int, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for one in points:
         for group, of in parts.items():
             for name, part in one[group].items():
-                add(of.setdefault(name, empty()), part)
+                of.setdefault(name, Counter()).update(part)
         for name, (given, waiting, weight, held) in one["tenants"].items():
             before = tenants.get(name, [0, 0, weight, False])
             tenants[name] = [before[0] + given, max(before[1], waiting), weight, held]
@@ -187,11 +187,7 @@ def _busiest(parts: Parts, most: int) -> Parts:
     most += ALL in parts
     kept = {name: parts[name] for name in ranked[:most]}
     if rest := [parts[name] for name in ranked[most:]]:
-        others = empty()
-        for part in (kept.pop(OTHERS, None), *rest):
-            if part is not None:
-                add(others, part)
-        kept[OTHERS] = others
+        kept[OTHERS] = sum([kept.get(OTHERS, Counter()), *rest], Counter())
     return kept
 
 
@@ -200,19 +196,9 @@ def decode(value: Any) -> dict[str, Any] | None:
         found = orjson.loads(value) if isinstance(value, bytes) else None
     except ValueError:
         return None
-    return found if isinstance(found, dict) and found.keys() >= _KNOWN else None
-
-
-def empty() -> dict[str, Any]:
-    return {"done": 0, "failed": 0, "wait": {}, "took": {}}
-
-
-def add(to: dict[str, Any], part: Mapping[str, Any]) -> None:
-    to["done"] += part["done"]
-    to["failed"] += part["failed"]
-    for key in ("wait", "took"):
-        for step, count in part[key].items():
-            to[key][step] = to[key].get(step, 0) + count
+    if not isinstance(found, dict) or not found.keys() >= _KNOWN:
+        return None
+    return found | {of: {name: Counter(part) for name, part in found[of].items()} for of in (BY_CONSUMER, BY_SOURCE)}
 
 
 def _more(former: Mapping[str, Any] | None, level: Mapping[str, Any], name: str) -> int | None:

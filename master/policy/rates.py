@@ -1,4 +1,4 @@
-"""Rates and history from samples; and who has so much waiting that producers are told to wait. Pure."""
+"""Rates from samples; and who has so much waiting that producers are told to wait. Pure."""
 
 from __future__ import annotations
 
@@ -65,12 +65,6 @@ def is_still(samples: Sequence[Sample]) -> bool:
 def _per_second(first: int | None, last: int | None, seconds: float) -> float | None:
     """Return the difference per second; None also when the count went down: the stream was trimmed or made anew."""
     return None if first is None or last is None or last < first else round((last - first) / seconds, 1)
-
-
-def point(time_ms: int, sent: float | None, done: float | None, lag: int, oldest_ms: int | None) -> list[float | None]:
-    """Return a point of the history: milliseconds, sent/s, done/s, lag, age of the oldest unfinished message in s."""
-    age_s = 0.0 if oldest_ms is None else max(0.0, (time_ms - oldest_ms) / 1000)
-    return [time_ms, sent, done, lag, round(age_s, 1)]
 
 
 class BacklogLimits(NamedTuple):

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from usher.common.base.text import pluralize, span, time_of_day
 from usher.common.protocol.attempts import CUT_OFF, NEVER, Attempts
+from usher.common.protocol.keys import HALTED
 from usher.common.protocol.last_error import LastError
-from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of
-from usher.common.protocol.ticket_states import TicketState
+from usher.common.protocol.ticket_states import RETURNED, TicketState, due_ms_of
 from usher.master.policy.rules import Rule, RuleAction
 
 BAD, WARN, CALM = "bad", "warn", "calm"
@@ -75,17 +75,14 @@ class Queue(NamedTuple):
 
 
 class State(NamedTuple):
-    """A state. ``meaning``: completes "the ticket ..."; ``waits_for``: what ends it; ``ways``: the verbs that help;
-    ``needs_writes``: it ends with a write to Redis, and not with a handler, a time or an operator; ``audits``: the
-    checks of the audit that judge tickets in it."""
+    """A state. ``meaning``: completes "the ticket ..."; ``ways``: the verbs that help; ``needs_writes``: it ends with a
+    write to Redis, and not with a handler, a time or an operator."""
 
     name: TicketState
     severity: str
     meaning: str
-    waits_for: str = ""
     ways: tuple[str, ...] = ()
     needs_writes: bool = False
-    audits: str = ""
 
 
 class Row(NamedTuple):
@@ -97,41 +94,23 @@ class Row(NamedTuple):
 
 
 _S, _RETRY = TicketState, ("retry", "give-up")
-#: Checks of what one consumer has, and of what nobody has.
-_HELD = "body_gone done_and_pending fence_future fence_low idle_too_long index_unordered indexed_twice never_told"
-_HELD += " owners_differ pending_without_index ticket_owned_twice"
-_FREE, _TRIED = "parked_too_long", "attempts_many delivered_often"
 #: In each severity what needs somebody comes first.
 STATES = (
-    State(_S.UNREADABLE, BAD, "has a record in Redis that is none", "an operator", audits="index_unreadable"),
-    State(
-        *(_S.HALTED, BAD, "waits for an operator because of a dead letter", "an operator", ("redrive", "drop")),
-        audits="dead_and_pending index_without_pending",
-    ),
-    State(
-        _S.RECOVERING, BAD, "had a consumer that was lost, and is taken back", "its recovery", (), True, "owner_dead"
-    ),
-    State(_S.WAITING, BAD, "was read, and no consumer has it", "a consumer", (), True, _FREE),
-    State(_S.HALTED_IN_OUTBOX, BAD, "has a row in an outbox that was refused", "its refused row"),
-    State(_S.RETRYING, WARN, "has failed, and waits for its next attempt", "its time", _RETRY, False, _TRIED),
-    State(_S.PAUSED, WARN, "is held by a rule", "the rule to be lifted", ("lift",)),
-    State(
-        *(_S.RETURNED, WARN, "was given back by its consumer, and waits for another", "a consumer", (), True),
-        audits="index_without_pending",
-    ),
-    State(
-        *(_S.QUEUED, WARN, "was read, and waits for its turn, while others are handled", "its turn", ("slow",), True),
-        audits=_FREE,
-    ),
-    State(_S.PUT_OFF, CALM, "is to be called later, and has not failed", "its time", _RETRY, True),
-    State(
-        *(_S.HANDED_OVER, CALM, "is with a consumer (lists do not ask it whether a handler runs)", "its consumer"),
-        audits=_HELD,
-    ),
-    State(_S.RUNNING, CALM, "is with a consumer whose handler runs", "the handler", audits=_HELD),
-    State(_S.UNREAD, CALM, "is in the stream, and the leader has not read it", "the leader", (), True, "cut_unread"),
-    State(_S.DELAYED, CALM, "is added to the stream later", "its time"),
-    State(_S.IN_OUTBOX, CALM, "is committed in an outbox, and not sent yet", "the streamer"),
+    State(_S.UNREADABLE, BAD, "has a record in Redis that is none"),
+    State(_S.HALTED, BAD, "waits for an operator because of a dead letter", ("redrive", "drop")),
+    State(_S.RECOVERING, BAD, "had a consumer that was lost, and is taken back", needs_writes=True),
+    State(_S.WAITING, BAD, "was read, and no consumer has it", needs_writes=True),
+    State(_S.HALTED_IN_OUTBOX, BAD, "has a row in an outbox that was refused"),
+    State(_S.RETRYING, WARN, "has failed, and waits for its next attempt", _RETRY),
+    State(_S.PAUSED, WARN, "is held by a rule", ("lift",)),
+    State(_S.RETURNED, WARN, "was given back by its consumer, and waits for another", needs_writes=True),
+    State(_S.QUEUED, WARN, "was read, and waits for its turn, while others are handled", ("slow",), True),
+    State(_S.PUT_OFF, CALM, "is to be called later, and has not failed", _RETRY, True),
+    State(_S.HANDED_OVER, CALM, "is with a consumer (lists do not ask it whether a handler runs)"),
+    State(_S.RUNNING, CALM, "is with a consumer whose handler runs"),
+    State(_S.UNREAD, CALM, "is in the stream, and the leader has not read it", needs_writes=True),
+    State(_S.DELAYED, CALM, "is added to the stream later"),
+    State(_S.IN_OUTBOX, CALM, "is committed in an outbox, and not sent yet"),
     State(_S.IDLE, CALM, "has nothing left to do"),
     State(_S.NOT_FOUND, CALM, "has nothing that was found, as far as was searched"),
 )

@@ -1,18 +1,5 @@
 """Orders of operators about the first unfinished message of a ticket: whether one makes sense now, and what it will do.
-Pure.
-
-=========  ============================================================================================================
-order      effect
-=========  ============================================================================================================
-retry      the message, which waits for its next attempt, or for an operator though it has no letter, is due at once
-give_up    it becomes a dead letter in its turn, and the ticket goes on: at once if it waits where it is, when its run
-           has failed if it runs, when a consumer gets it if nobody has it. A run that succeeds is a success.
-cancel     its run is ended as a run past its deadline is: with its process, unless it has one of its own; that counts
-           as a crash
-interrupt  the run is told (``message.cancelled``; an ``async def`` handler gets a CancelledError), and ends as it likes
-clear      what waits of the ticket at its consumer becomes dead letters, in order; what runs is left alone
-=========  ============================================================================================================
-"""
+What each of them is for, ``usher.master.verbs`` says. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +7,9 @@ import enum
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from usher.common.protocol.owner_words import HALTED, is_given_back, is_waiting
+from usher.common.protocol.keys import HALTED
 from usher.common.protocol.stream_id import rank
-from usher.common.protocol.ticket_states import TicketState
+from usher.common.protocol.ticket_states import TicketState, is_given_back, is_waiting
 
 #: Code of a reason of a halted ticket: not all letters were searched for the one that it waits for.
 LETTER_UNKNOWN = "letter_unknown"

@@ -122,10 +122,18 @@ class Retention:
 
 
 def decide(
-    facts: RetentionFacts, *, archived_only: bool = False, wished: Sequence[RetentionRow] = ()
+    facts: RetentionFacts, *, archived_only: bool = False, wished: Sequence[RetentionRow] = (), gathered_by: str = ""
 ) -> Cut | Nothing | Refused:
     """Decide what may be cut. ``archived_only``: cut only archived entries, so nothing without an archive. ``wished``:
-    what is kept beside what readers need."""
+    what is kept beside what readers need. ``gathered_by``: the gather group of a source, of which only gathered entries
+    are cut: so nothing before the group has gathered under this name, nor while it is ahead of the stream, when it is
+    not certain that anything below it was gathered."""
+    if gathered_by:
+        # A copied or renamed stream brings its groups along, but neither saved positions nor what log consumers noted.
+        is_saved = gathered_by in [name for name, _ in facts.saved]
+        gathered = next((delivered for name, delivered, _ in facts.groups if name == gathered_by and is_saved), None)
+        if gathered is None or (facts.span is not None and rank(gathered) > rank(facts.span.last_generated)):
+            return Nothing("it is not gathered")
     if facts.span is None or facts.span.first is None:
         return Nothing("the stream is empty")
     problems = _lost(facts, facts.span, archived_only)
@@ -141,20 +149,6 @@ def decide(
         why = f"{neediest.kind} {neediest.name} {neediest.why} ({neediest.keeps_from.decode()}), and nothing lies below"
         return Nothing(f"everything is younger than {neediest.name}" if neediest.kind == "age" else why, neediest)
     return Cut(neediest.keeps_from, neediest)
-
-
-def decide_gathered(
-    facts: RetentionFacts, group: str, *, archived_only: bool = False, wished: Sequence[RetentionRow] = ()
-) -> Cut | Nothing | Refused:
-    """Decide what may be cut off a source: only gathered entries, so nothing before its gather ``group`` has
-    gathered under this name, nor while that is ahead of the stream: then it is not certain that anything below it
-    was gathered."""
-    # A copied or renamed stream brings its groups along, but neither saved positions nor what log consumers noted.
-    is_saved = group in [name for name, _ in facts.saved]
-    gathered = next((delivered for name, delivered, _ in facts.groups if name == group and is_saved), None)
-    if gathered is None or (facts.span is not None and rank(gathered) > rank(facts.span.last_generated)):
-        return Nothing("it is not gathered")
-    return decide(facts, archived_only=archived_only, wished=wished)
 
 
 def _group(name: str, delivered: bytes, oldest: bytes | None) -> RetentionRow:

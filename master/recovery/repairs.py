@@ -20,9 +20,9 @@ from usher.common.base.errors import GroupMissing, NotNow
 from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.mishaps import DeclaredLoss, format_id_range
-from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import ZERO, Span, before, rank
+from usher.common.protocol.ticket_states import is_given_back
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketRecord, TicketStream, redis_ms, span_of
 from usher.master.leader.elector import Lead

@@ -23,7 +23,6 @@ from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs, redis_ms
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.leader_scripts import LossBook
 from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult
@@ -66,7 +65,6 @@ class Gatherer(Service):
     ) -> None:
         super().__init__()
         self._link, self._sources, self._every_s = link, sources, search_s if sources.patterns else 0.0
-        self._scripts = ScriptRunner(link)
         self._keys = keys
         self._losses = LossBook(link, keys)
         self._ticket_field = ticket_field
@@ -235,7 +233,7 @@ class Gatherer(Service):
         own, groups = (keys.gathered, keys.dead, keys.counters), (LogKeys(one.decode()).groups for one in turn.sources)
         script_keys: tuple[str | bytes, ...] = (keys.stream, *own, *turn.sources, *groups, keys.letters)
         args = (keys.group, self._ticket_field, LONGEST_TICKET, self._most, turn.quantum)
-        is_full, given, *flat = self._scripts.run("gather", script_keys, args)
+        is_full, given, *flat = self._link.run("gather", script_keys, args)
         told = [
             TurnResult(TurnOutcome(flat[at].decode()), flat[at + 1], flat[at + 2].decode(errors="replace"))
             for at in range(0, len(flat), 3)

@@ -19,7 +19,7 @@ from usher.common.http.credentials import check_reach
 from usher.common.outbox.rows import DIALECTS, schema
 from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.settings import load, options
-from usher.common.runtime.signals import StopRequest, look_for_steps
+from usher.common.runtime.signals import StopRequest
 from usher.master.settings import StreamerSettings
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
 
 def run(program: StreamerProgram) -> int:
     with StopRequest() as stop:
-        look_for_steps()
         program.start()
         try:
             while not stop.wait(_LOOK_S):

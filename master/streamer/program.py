@@ -41,7 +41,6 @@ from usher.common.outbox.rows import BATCH_BYTES, FIELDS, Refusal, encode
 from usher.common.outbox.store import OutboxStore
 from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import SAME_MEMORY, CommandRefused, Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import LONGEST_PAUSE_S, Health, Service, judge, stalled
 from usher.common.runtime.settings import is_loopback
 from usher.master.leader.elector import Elector, Lead
@@ -86,7 +85,6 @@ class Streamer(Service):
         """Make a streamer. ``batch_rows``: most rows per batch, which is one script call."""
         super().__init__()
         self._link = link
-        self._scripts = ScriptRunner(link)
         self._keys = keys
         self._lead = lead
         self._outbox = outbox
@@ -162,7 +160,7 @@ class Streamer(Service):
             raise
 
     def _add(self, epoch: int, values: list[bytes]) -> bool:
-        reply = self._scripts.run(
+        reply = self._link.run(
             "emit", (self._keys.stream, self._keys.leader), (str(epoch), len(self._fields), *self._fields, *values)
         )
         if reply == b"FENCED":

@@ -19,6 +19,7 @@ from __future__ import annotations
 import inspect
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from typing_extensions import TypedDict
 
 from usher.common.base.clock import wall_ms
-from usher.common.base.errors import MessageUndecodable, UsherError
+from usher.common.base.errors import MessageUndecodable, ReplyUnknown, UsherError
 from usher.common.base.log import event
 from usher.common.base.text import pluralize, span
 from usher.common.http.fields import OneLine, StreamId, TicketId
@@ -42,13 +43,13 @@ from usher.common.sending.producer import LATEST_MS
 from usher.master.insight.formatting import moment
 from usher.master.operations.action_log import FAILED, OperatorAction, StepResult, counted
 from usher.master.operations.live_rules import RuleSetChange, TooManyRules
-from usher.master.operations.shelves import AT_ONCE, DROP, MOVE, SEND_NOW, check_due, chosen_delayed
+from usher.master.operations.shelves import AT_ONCE, DROP, MOVE, SEND_NOW, DelayedRow, check_due, chosen_delayed
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target, rule_id
 from usher.master.policy.states import LISTED
 from usher.master.policy.ticket_filter import TicketFilter, parse_states
 from usher.master.policy.ticket_orders import TicketOrder
-from usher.master.verbs.view import View
+from usher.master.verbs.view import OrderResult, View
 
 
 class Registered(TypedDict):
@@ -75,7 +76,8 @@ class Reported(TypedDict):
 class ConsumerRow(TypedDict):
     """A consumer. ``state``: live, starting, paused, draining, revoked or lost. ``silent``: it does not answer the
     leader over HTTP. ``ticket_ids``: those that it has in processing, as far as there was time to look.
-    ``started_ms``: when it was registered. A name of which only pending entries are left has less."""
+    ``started_ms``: when it was registered. A name of which only pending entries are left has less. ``process``: of one
+    that is asked for by its name; null when it did not say."""
 
     name: str
     incarnation: str
@@ -88,9 +90,12 @@ class ConsumerRow(TypedDict):
     health_url: NotRequired[str]
     started_ms: NotRequired[int]
     silent: NotRequired[bool]
+    process: NotRequired[ProcessRow | None]
 
 
 class Consumers(TypedDict):
+    """Consumers; of one that is asked for by its name, former incarnations too that still hold entries."""
+
     consumers: list[ConsumerRow]
 
 
@@ -109,22 +114,12 @@ class ProcessRow(TypedDict):
     runs: int
 
 
-class ConsumerDetails(ConsumerRow):
-    """``process``: null when it did not say."""
-
-    process: ProcessRow | None
-
-
-class ConsumerShown(TypedDict):
-    """A consumer, and former incarnations of it that still hold entries."""
-
-    consumers: list[ConsumerDetails]
-
-
 class LetterRow(TypedDict):
     """A dead letter without its traceback and its message's fields (``fields`` is their number). ``at``: file and line
     of the error, in the handler's own code; ``handler``: MODULE:FUNCTION. ``error``: its text, of which viewers see
-    the type only. ``shown_fields``: see TicketRow."""
+    the type only. ``shown_fields``: see TicketRow. A letter that is asked for by its id has its ``traceback``, empty
+    for viewers, and ``message_fields``: pairs of name and value; null for viewers, who may not see what messages
+    say."""
 
     id: str
     message_id: str
@@ -144,6 +139,8 @@ class LetterRow(TypedDict):
     fields: int
     cut: bool
     shown_fields: NotRequired[dict[str, str | None] | None]
+    traceback: NotRequired[str]
+    message_fields: NotRequired[list[list[str]] | None]
 
 
 class ErrorRow(TypedDict):
@@ -252,14 +249,6 @@ class Letters(TypedDict):
     cursor: str | None
 
 
-class WholeLetter(LetterRow):
-    """A whole dead letter. ``traceback``: empty for viewers; ``message_fields``: pairs of name and value; null for
-    viewers, who may not see the contents of messages."""
-
-    traceback: str
-    message_fields: list[list[str]] | None
-
-
 class ItemOutcome(TypedDict):
     """Result for an item. Of a letter: resumed, added (``message_id`` is the message made from it), released,
     dropped; or gone, cut, held. Of a delayed message: moved (also of what is to be sent now), dropped; or gone (sent or
@@ -316,7 +305,7 @@ class MessageShown(TypedDict):
     fields: list[list[str]] | None
     entry: dict[str, Any] | None
     sentences: list[str]
-    delayed: DelayedMessage | None
+    delayed: DelayedRow | None
     dead_letter: LetterRow | None
     attempts: int
     charged: int
@@ -354,36 +343,6 @@ class Rules(TypedDict):
     version: int
 
 
-class RuleChange(TypedDict):
-    """A change of the rules. ``outcome``: set, replaced or lifted. From now on nothing is handed over by the former
-    rules; ``handed_over`` messages had been before."""
-
-    outcome: str
-    version: int
-    rule: Rule | None
-    former: Rule | None
-    handed_over: int
-    handed_over_is_exact: bool
-    note: str
-
-
-class ConsumerRuleChange(RuleChange):
-    name: str
-
-
-class OrderAnswer(TypedDict):
-    """Result of an order. ``outcome``: planned (a preview), asked (``consumer`` was told), or done. ``sent``: the
-    message that was sent first."""
-
-    ticket_id: str
-    order: str
-    outcome: str
-    note: str
-    message_id: str | None
-    consumer: str | None
-    sent: NotRequired[str]
-
-
 class ActionRow(TypedDict):
     """An operator's action. ``via``: http or cli."""
 
@@ -403,25 +362,11 @@ class Actions(TypedDict):
     cursor: str | None
 
 
-class DelayedMessage(TypedDict):
-    """A delayed message. ``due_ms``: when it is sent, by Redis' clock. ``fields``: the beginning of the first of its
-    ``field_count`` fields, without ``due_ms``, ``stream`` and the ticket; null for viewers, who may not see the
-    contents of messages."""
-
-    id: str
-    due_ms: int
-    ticket_id: str
-    stream: str
-    bytes: int
-    field_count: int
-    fields: list[list[str]] | None
-
-
 class DelayedList(TypedDict):
     """A page of delayed messages. ``cursor``: where the next page begins; null at the end. ``waiting``: all that wait,
     of which ``unsorted`` are in no list yet: no leader has put them in order. ``time_ms``: the time of Redis."""
 
-    delayed: list[DelayedMessage]
+    delayed: list[DelayedRow]
     cursor: str | None
     waiting: int
     unsorted: int
@@ -448,18 +393,20 @@ VERBS: dict[str, Verb] = {}
 _Run = TypeVar("_Run", bound=Callable[..., Any])
 
 
-class Args(BaseModel):
-    """Arguments of a verb. An unknown field is refused: a misspelt one would be left out in silence."""
+class Given(BaseModel):
+    """What somebody gives. An unknown field is refused: a misspelt one would be left out in silence."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class Args(Given):
+    """Arguments of a verb."""
 
     reason: Reason = ""
 
 
-class Ask(BaseModel):
+class Ask(Given):
     """A filter of a shelf, as queries, forms and options ask for it."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     @property
     def given(self) -> dict[str, Any]:
@@ -855,11 +802,12 @@ DELAYED = Shelf(
     means={
         "moved": "sent at the time given, or now",
         "dropped": "thrown away",
+        "done": "done, but the answer was lost on the way",
         "gone": "left alone: not waiting any more, because it was sent or dropped before",
         "held": "left alone: no leader has put it in order yet; ask again in a moment",
         "unknown": "left alone: no delayed message has had this id",
     },
-    good=frozenset(("moved", "dropped")),
+    good=frozenset(("moved", "dropped", "done")),
     grouped="ticket",
     at_once=1_000_000,  # all of them, which keeps their order
     meant=lambda ask, sees_texts: ask.ticket,
@@ -934,6 +882,7 @@ TICKETS = Shelf(
     ask=TicketAsk,
     args=Args,
     answer=None,
+    at_once=1,
     means={"refused": "nothing was done", NO_ROOM: "nothing was done: there are as many rules as there may be"},
     grouped="state",
     good=frozenset(("asked", "done", "set", "replaced")),
@@ -1002,7 +951,7 @@ class NewOrder(OrderArgs):
     order: Literal["retry", "give_up", "cancel", "interrupt", "clear"]
 
 
-@verb("tickets order", "POST /orders", NewOrder, {200: OrderAnswer}, {409: "order_refused"})
+@verb("tickets order", "POST /orders", NewOrder, {200: OrderResult}, {409: "order_refused"})
 def order(view: View, args: NewOrder) -> Outcome:
     """Order something about the first unfinished message of a ticket: retry (due now), give_up (it becomes a dead
     letter, in order), cancel (its run is ended), interrupt (its run is told) or clear (what waits behind it becomes
@@ -1011,9 +960,8 @@ def order(view: View, args: NewOrder) -> Outcome:
     sent = view.producer.send(args.ticket_id, args.fields) if args.fields and not args.preview else ""
     result = view.preview(*about) if args.preview else view.give(*about, grace_s=args.grace_s)
     refused, told = result.outcome == "refused", f"{result.outcome}: {result.note}"
-    document = result._asdict() | ({"sent": sent} if sent else {})
     told = f"sent {sent}; {told}" if sent else told
-    return Outcome(document, told, 409 if refused else 200, "order_refused" * refused)
+    return Outcome(vars(result) | {"sent": sent or None}, told, 409 if refused else 200, "order_refused" * refused)
 
 
 # -- rules
@@ -1059,13 +1007,22 @@ class NewRule(OfTarget):
             raise ValueError("a consumer can only be paused, and its name is 1 to 64 of A-Z a-z 0-9 . _ -")
 
 
+def _beside(view: View, args: OfTarget) -> str:
+    """Tell what else holds, or does not, of a target."""
+    if args.target == "tenant" and not view.settings.tenant_field:
+        return "; USHER_TENANT_FIELD is empty here: where masters have none, no message is of a tenant"
+    fitting = view.rules.read().all_of(args.value.encode("utf-8", "surrogateescape")) if args.target == "ticket" else ()
+    others = (rule for rule in fitting if rule.id != rule_id(Target.TICKET, args.value))
+    return "".join(f"; another rule fits it too: it is {one.told()}; `usher rules lift {one.id}`" for one in others)
+
+
 def _changed(changed: RuleSetChange | None, problem: str, text: str, name: str = "", says: str = "") -> Outcome:
     if changed is None:
         return Outcome({}, text, 404, problem)
-    return Outcome(({"name": name} if name else {}) | changed.shown(), says or changed.told)
+    return Outcome(changed.shown() | {"name": name or None}, says or changed.told)
 
 
-@verb("rules set", "POST /rules", NewRule, {201: RuleChange, 200: RuleChange}, {409: "too_many_rules"})
+@verb("rules set", "POST /rules", NewRule, {201: RuleSetChange, 200: RuleSetChange}, {409: "too_many_rules"})
 def set_rule(view: View, args: NewRule) -> Outcome:
     """Set a rule: 201 new, 200 in place of the former one for that target."""
     if args.target == "stream" and args.value != view.keys.stream:
@@ -1073,10 +1030,11 @@ def set_rule(view: View, args: NewRule) -> Outcome:
     named = (Target(args.target), args.value, RuleAction(args.action), args.rate_per_second, args.reason, view.by.who)
     limits = {name: getattr(args, name) for name in ("concurrency", "weight", "ticket_limit")}
     changed = view.rules.set(Rule(*named, **limits), view.by)
-    return _changed(changed, "", "")._replace(status=201 if changed.outcome == "set" else 200)
+    done = _changed(changed, "", "", says=changed.told + _beside(view, args))
+    return done._replace(status=201 if changed.outcome == "set" else 200)
 
 
-@verb("rules lift", "DELETE /rules/<rule_id>", Args, {200: RuleChange}, {404: "unknown_rule"})
+@verb("rules lift", "DELETE /rules/<rule_id>", Args, {200: RuleSetChange}, {404: "unknown_rule"})
 def lift(view: View, args: Args, rule_id: str) -> Outcome:
     """Lift a rule."""
     return _changed(view.rules.lift(rule_id, view.by), "unknown_rule", "no such rule")
@@ -1087,13 +1045,14 @@ def resume(view: View, args: OfTarget) -> Outcome:
     """Lift the rule of a target: its tickets go on, in the order of the stream."""
     named = (Target(args.target), args.value)
     changed = view.rules.lift(rule_id(*named), view.by, "resume")
-    return _changed(changed, "unknown_rule", f"there is no rule for {args.target} {args.value}".rstrip())
+    nothing, beside = f"there is no rule for {args.target} {args.value}".rstrip(), _beside(view, args)
+    return _changed(changed, "unknown_rule", nothing + beside, says=changed.told + beside if changed else "")
 
 
 _DRAINED = {404: "unknown_consumer", 409: "too_many_rules"}
 
 
-@verb("consumers drain", "POST /consumers/<name>/drain", Args, {200: ConsumerRuleChange}, _DRAINED)
+@verb("consumers drain", "POST /consumers/<name>/drain", Args, {200: RuleSetChange}, _DRAINED)
 def drain(view: View, args: Args, name: str) -> Outcome:
     """Hand nothing more to a consumer: it finishes its messages, and new ones go to others. This holds for the name,
     also after a restart, until `usher consumers resume`."""
@@ -1103,7 +1062,7 @@ def drain(view: View, args: Args, name: str) -> Outcome:
     return _changed(changed, "unknown_consumer", "no consumer of that name is registered", name, says)
 
 
-@verb("consumers resume", "POST /consumers/<name>/resume", Args, {200: ConsumerRuleChange}, {404: "not_drained"})
+@verb("consumers resume", "POST /consumers/<name>/resume", Args, {200: RuleSetChange}, {404: "not_drained"})
 def resume_consumer(view: View, args: Args, name: str) -> Outcome:
     """Resume a consumer that an operator has drained. One that shuts down goes on with that."""
     nobody = "no consumer of that name was drained by an operator"
@@ -1120,7 +1079,7 @@ RUNNING, DONE, STOPPED = "running", "done", "stopped"
 class BulkJob:
     """A bulk job, of the service or of a command. Written by its thread, read by pages; ``told`` is the filter in
     words, ``count`` how many a dry run has found. ``touched``: items that are done, of which a ticket may come
-    again."""
+    again. ``tries``: of a step whose answer is lost."""
 
     verb: Verb
     shelf: Shelf
@@ -1138,6 +1097,7 @@ class BulkJob:
     touched: dict[bytes, None] = field(default_factory=dict)
     pages: Iterator[Sequence[Any]] | None = None
     failed_turns: int = 0
+    tries: int = 1
 
     @property
     def done(self) -> int:
@@ -1155,14 +1115,14 @@ class BulkJob:
     def sentence(self) -> str:
         return self.verb.sentence(self.args, list(self.outcomes.elements()))
 
-    def carry_out(self, pages: Iterable[Sequence[Any]], run: Callable[..., Any] | None = None) -> Iterator[Any]:
+    def carry_out(self, pages: Iterable[Sequence[Any]]) -> Iterator[Any]:
         """Do it to all of these, yield what came of each, and note what was done, also when Redis fails in the
         middle."""
         ended, chosen = FAILED, list[bytes]()
         try:
             for page in pages:
                 chosen += [item.id for item in page]
-                yield from self.take(page, run)
+                yield from self.take(page)
                 if self.is_over:
                     break
             ended = ""
@@ -1175,12 +1135,11 @@ class BulkJob:
                 action = OperatorAction(self.view.by, self.verb.noted, ": ".join(filter(None, (on, self.told))))
                 self.view.action_log.note(action, counted(self.outcomes.elements()) + ended)
 
-    def take(self, page: Sequence[Any], run: Callable[..., Any] | None = None) -> Iterator[Any]:
-        """Do it to the items of a page, in batches, until it is stopped. ``run``: does it in place of the verb's
-        function."""
+    def take(self, page: Sequence[Any]) -> Iterator[Any]:
+        """Do it to the items of a page, in batches, until it is stopped, and yield what came of each."""
         items = [item for item in {item.id: item for item in page}.values() if item.id not in self.touched]
         for at in range(0, len(items), self.shelf.at_once):
-            for result in (run or self.verb.run)(self.view, items[at : at + self.shelf.at_once], self.args):
+            for result in self._results(items[at : at + self.shelf.at_once]):
                 self.touched[result.id] = None
                 self.outcomes[result.word] += 1
                 if result.word not in self.shelf.good and len(self.failures) < _NAMED:
@@ -1189,8 +1148,22 @@ class BulkJob:
                 if result.word == NO_ROOM:
                     self.state = STOPPED
                 yield result
-                if self.state != RUNNING:
-                    return
+            if self.state != RUNNING:
+                return
+
+    def _results(self, items: Sequence[Any]) -> list[Any]:
+        """Do it to these. A command, whose answer is lost, asks the same again: what is gone then was done before."""
+        left = self.tries
+        while True:
+            try:
+                results = list(self.verb.run(self.view, items, self.args))
+                is_first = left == self.tries
+                return [one._replace(word="done") if one.word == "gone" and not is_first else one for one in results]
+            except ReplyUnknown:
+                left -= 1
+                if not left:
+                    raise
+                time.sleep(0.2 * 2 ** (self.tries - left - 1))
 
     def note(self, outcome: str, what: str = "") -> None:
         action = OperatorAction(self.view.by, what or self.what, f"{self.shelf.noun}s: {self.told}")

@@ -12,7 +12,8 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Self
 from urllib.parse import quote
 
 from usher.common.base.clock import now_s, wall_ms
@@ -21,12 +22,11 @@ from usher.common.protocol.attempts import GIVEN_UP, decode
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.last_error import TRACEBACK
 from usher.common.protocol.last_error import decode as decode_error
-from usher.common.protocol.owner_words import due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.replies import TicketRecord, TicketStream, parse_record
-from usher.common.redis.scripts import ScriptRunner
+from usher.common.protocol.ticket_states import due_ms_of
+from usher.common.redis.client import Arg, CommandRefused, Link, checked
+from usher.common.redis.replies import TicketRecord, TicketStream, found_entries, parse_record
 from usher.common.runtime.settings import CommonSettings
 from usher.common.sending.producer import Producer
 from usher.master.insight.live import LiveOverview
@@ -54,9 +54,10 @@ _CLOCKS_AGREE_MS = 1000
 _TRIES = 3
 
 
-class OrderResult(NamedTuple):
-    """Result of an order. ``outcome``: planned (a preview), asked (its consumer was told), done, or refused: nothing
-    happened, and ``note`` says why."""
+@dataclass(frozen=True)
+class OrderResult:
+    """Result of an order. ``outcome``: planned (a preview), asked (``consumer`` was told), done, or refused: nothing
+    happened, and ``note`` says why. ``sent``: the message that was sent first."""
 
     ticket_id: str
     order: str
@@ -64,6 +65,7 @@ class OrderResult(NamedTuple):
     note: str
     message_id: str | None = None
     consumer: str | None = None
+    sent: str | None = None
 
 
 class View:
@@ -92,7 +94,7 @@ class View:
     ) -> None:
         self.settings, self.link, self.keys, self.by = settings, link, keys, By("", "")
         self._ask_owner, self._board, self._pulse, self._ask = ask_owner, board, pulse, ask
-        self._scripts, self._stream, field = ScriptRunner(link), TicketStream(link, keys), settings.work_ticket_field
+        self._stream, field = TicketStream(link, keys), settings.work_ticket_field
         self.status = StatusReader(link, keys, settings.sources, field)
         self.stats = StreamStatsReader(link, keys, self.status.sources)
         self.fields = MessageFields(link, keys, field, settings.shown_names, within_s)
@@ -154,14 +156,10 @@ class View:
         """Return all facts that Redis knows, as arguments of TicketFacts, and the owner's health URL. Makes few round
         trips: a busy master is slow at each."""
         keys, until_s = self.keys, now_s() + _LOOK_S
-        seen = stream_sums(self.link, self._scripts, keys, _PAGE * _PAGES)
+        seen = stream_sums(self.link, keys, _PAGE * _PAGES)
         of_ticket = [("HGET", keys.tickets, ticket), ("HGETALL", keys.rules), ("HGETALL", keys.consumers)]
         replies = self.link.pipeline([*INFO_COMMANDS, *of_ticket])
-        told, stored = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
-        for reply in stored:
-            if isinstance(reply, Exception):
-                raise reply
-        value, ruled, registered = stored
+        told, (value, ruled, registered) = replies[: len(INFO_COMMANDS)], checked(replies[len(INFO_COMMANDS) :])
         kind, record, due_ms = _record(value)
         if kind == "owned" and (record := self._stream.in_processing(record)) is None:
             kind = ""
@@ -248,27 +246,14 @@ class View:
     ) -> tuple[tuple[bytes, ...], bool]:
         """Find entries of the ticket above ``start``, in the stream or parked in the group. The second value is False
         when there are more entries than the search looked through."""
-        found: list[bytes] = []
-        for _ in range(_PAGES):
-            args = (
-                "XRANGE",
-                start,
-                "+",
-                _PAGE,
-                self.settings.work_ticket_field,
-                ticket,
-                "",
-                group,
-                MASTER if group else "",
-            )
-            _, last, ids, is_all = self._scripts.run("find_entries", (stream,), args)
-            found += ids
-            if is_all:
-                return tuple(found), True
-            if now_s() > until_s:
+        found, is_all = list[bytes](), True
+        wanted = (self.settings.work_ticket_field, ticket, "", group, MASTER if group else "")
+        pages = found_entries(self.link, "XRANGE", stream, start, "+", _PAGE, *wanted)
+        for number, (_, ids, _, is_last) in enumerate(pages, 1):
+            found, is_all = found + ids, is_last
+            if number == _PAGES or now_s() > until_s:
                 break
-            start = b"(" + last
-        return tuple(found), False
+        return tuple(found), is_all
 
     def _attempts(self, ids: Sequence[bytes]) -> dict[str, Any]:
         if not ids:
@@ -331,7 +316,7 @@ class View:
         action = OperatorAction(self.by, order.value, f"ticket {ticket_id}, message {planned.message_id.decode()}")
         what = f"{order.value} {grace_s:g}" if grace_s else order.value
         about: list[Arg] = [keys.group, what, ticket, planned.believed, planned.message_id, KEPT, GIVEN_UP]
-        return bytes(self._scripts.run("order", script_keys, [*about, *action.line()])).decode()
+        return bytes(self.link.run("order", script_keys, [*about, *action.line()])).decode()
 
 
 def _record(value: Any) -> tuple[str, TicketRecord | None, int]:

@@ -12,25 +12,24 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from flask import Blueprint, Response, g, request
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 from typing_extensions import TypedDict
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import UsherError
 from usher.common.base.log import WARNING, event
 from usher.common.http.app import Problem, answer, parse_json, read_body, read_json, read_query, unprocessable
 from usher.common.http.auth import caller, must_be_for
 from usher.common.http.credentials import Role
-from usher.common.http.fields import Fitting, PageLimit, StreamId, TicketId
+from usher.common.http.fields import PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
-from usher.common.protocol.message import LONGEST_NAME, check_field_name
+from usher.common.protocol.message import LONGEST_NAME, LONGEST_TICKET, check_field_name
 from usher.common.protocol.registration import (
     MOST_SLOTS,
-    NAME,
     NO_LOCK,
     RETRYING_HEADER,
     WINDOW_HEADER,
@@ -40,7 +39,7 @@ from usher.common.protocol.registration import (
 from usher.common.protocol.stream_id import is_id
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.runtime.service import Health, Service, judge
-from usher.common.runtime.settings import checked_by
+from usher.common.runtime.settings import ConsumerName, checked_by
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
 from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
@@ -63,6 +62,7 @@ from usher.master.verbs.verbs import (
     Args,
     BulkJobs,
     DelayedAsk,
+    Given,
     LetterAsk,
     NewOrder,
     OrderArgs,
@@ -78,50 +78,53 @@ _ANSWER_S = 2.0
 _MOST_UNREAD = 16
 
 
-class NotLeader(UsherError):
-    """This master is a standby. ``leader_url`` is None when there is no leader at the moment."""
+class NotLeader(Problem):
+    """``leader_url``: None when there is no leader at the moment."""
 
     def __init__(self, leader_url: str | None) -> None:
-        self.leader_url = leader_url
-        super().__init__()
+        told: dict[str, Any] = {"headers": {"Retry-After": "1"}, "leader_url": leader_url}
+        super().__init__(503, "not_leader", "this master is a standby", **told)
 
 
-class IncarnationFenced(UsherError):
-    """The leader does not know this incarnation: it must stop, and register as a new one."""
+class IncarnationFenced(Problem):
+    """The leader does not know this incarnation."""
+
+    def __init__(self) -> None:
+        super().__init__(409, "fenced", "this incarnation has ended; stop its work and register again")
 
 
+@dataclass
 class Desk:
     """The master's side of what consumers ask. ``ticket_window``: most messages of one ticket that are handed over at a
-    time. ``look_now``: makes the leader look at the registry at once."""
+    time. ``look_now``: makes the leader look at the registry at once. ``beside``: of what else is in this process."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        status: StatusReader,
-        dispatcher: Dispatcher,
-        lead: Lead,
-        services: Sequence[Service],
-        ticket_window: int,
-        look_now: Callable[[], None],
-        feed: TicketFeed,
-    ) -> None:
-        self._membership, self.status, self._dispatcher, self._lead = membership, status, dispatcher, lead
-        self._services, self.ticket_window, self._look_now, self.feed = services, ticket_window, look_now, feed
-        self.beside: Callable[[], Health] = lambda: Health(())  # of what else is in this process
+    membership: Membership
+    status: StatusReader
+    dispatcher: Dispatcher
+    lead: Lead
+    services: Sequence[Service]
+    ticket_window: int
+    look_now: Callable[[], None]
+    feed: TicketFeed
+    beside: Callable[[], Health] = lambda: Health(())
+
+    @property
+    def window(self) -> Callable[[str], int | None]:
+        return self.dispatcher.window
 
     def register(self, asked: Registration) -> RegistrationResult:
         """Raises NameInUse, RegistrationOver."""
-        registered = self._membership.register(asked)
-        self._look_now()
+        registered = self.membership.register(asked)
+        self.look_now()
         return registered
 
     def deregister(self, incarnation: str) -> bool:
         """Take a consumer's goodbye; False: the incarnation is unknown. Redis knows whether it has left; this only
         makes the leader look at once."""
-        if not self._dispatcher.leads:
+        if not self.dispatcher.leads:
             raise NotLeader(self.leader_url)
-        known = incarnation in self._dispatcher.board.consumers
-        self._look_now()
+        known = incarnation in self.dispatcher.board.consumers
+        self.look_now()
         return known
 
     def acknowledge(self, report: Report) -> list[list[str]]:
@@ -130,10 +133,10 @@ class Desk:
 
         A caller that wants no answers does not wait as long as the dispatcher keeps up and knows the incarnation: a
         report is a hint, and losing one in a change of leader costs only speed."""
-        known = not report.wants_answers and report.incarnation in self._dispatcher.board.consumers
-        if not self._dispatcher.leads:
+        known = not report.wants_answers and report.incarnation in self.dispatcher.board.consumers
+        if not self.dispatcher.leads:
             raise NotLeader(self.leader_url)
-        if self._dispatcher.post(report) < _MOST_UNREAD and known:
+        if self.dispatcher.post(report) < _MOST_UNREAD and known:
             return []
         report.answered.wait(_ANSWER_S)
         if report.answers is None:
@@ -142,32 +145,28 @@ class Desk:
             raise IncarnationFenced
         return report.answers
 
-    def window(self, incarnation: str) -> int | None:
-        """Return how many messages the leader gives this incarnation at a time, at the moment; None: not known."""
-        return self._dispatcher.window(incarnation)
-
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         """Return the ticket from the index; on the leader also what it has parked of the ticket, where memory has all
         of it. None: it is not in processing."""
         found = self.status.ticket(ticket_id)
-        known = self._dispatcher.parked_of(ticket_id.encode())
+        known = self.dispatcher.parked_of(ticket_id.encode())
         if found is None and (known is None or not known.messages):
             return None
         parked = known.messages if known is not None and known.is_exact else None
         return (found or {"ticket_id": ticket_id, "state": TicketState.WAITING, "message_ids": []}) | {"parked": parked}
 
     def health(self) -> Health:
-        own, other = judge(self._services, now_s()), self.beside()
+        own, other = judge(self.services, now_s()), self.beside()
         return Health((*own.reasons, *other.reasons), other.warnings)
 
     @property
     def leader_url(self) -> str | None:
-        return self._lead.leader_url
+        return self.lead.leader_url
 
     def leading(self) -> dict[str, Any]:
         """From memory, so that health answers when Redis does not."""
-        role = "leader" if self._dispatcher.leads else "standby"
-        return {"role": role, "leader": role == "leader", "leader_url": self.leader_url, "epoch": self._lead.epoch}
+        role = "leader" if self.dispatcher.leads else "standby"
+        return {"role": role, "leader": role == "leader", "leader_url": self.leader_url, "epoch": self.lead.epoch}
 
 
 class Parts(View):
@@ -189,6 +188,7 @@ class Parts(View):
 # -- what a caller may see
 
 Rows = list[dict[str, Any]]
+_Look = TypeVar("_Look", bound=Callable[..., Any])
 #: What stands beside the text of an error, of which each has at least one: a start's, a letter's, a followed letter's.
 _OF_ERRORS = frozenset(("error_type", "traceback", "owner"))
 
@@ -230,20 +230,14 @@ def without_texts(document: Any) -> Any:
 REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
 #: The most messages of one report.
 MOST_MESSAGES = 1000
-_LONGEST_TICKET_ID = 256
 _LARGEST_FENCE = 2**63 - 1
 _MINIMAL = "return=minimal"
-_TICKETS_ON_A_PAGE, _MOST_TICKETS_ON_A_PAGE = 100, 200
 _TICKETS_PATH = b"/api/tickets/"
 TICKET_PROBLEMS = {404: "unknown_ticket", 422: "ticket ids have 1 to 256 bytes"}
 
-_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_LOCK = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _MESSAGE_IDS = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20})*")
-_CURSOR = re.compile(r"[0-9]{0,19}")
 
 
-_Name = Annotated[str, Fitting(NAME, "must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit")]
 _HealthUrl = Annotated[
     str,
     checked_by(host_of),
@@ -257,21 +251,20 @@ _HealthUrl = Annotated[
         }
     ),
 ]
-_Uuid = Annotated[str, Fitting(_UUID, "must be 1 to 64 of A-Z a-z 0-9 _ -")]
-_Lock = Annotated[str, Fitting(_LOCK, "must be 1 to 200 of A-Z a-z 0-9 . _ : -")]
+_Uuid = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+_Lock = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,200}$")]
 _Incarnation = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}$")]
-_TICKET_ID = {"type": "string", "minLength": 1, "maxLength": _LONGEST_TICKET_ID}
+_TICKET_ID = {"type": "string", "minLength": 1, "maxLength": LONGEST_TICKET}
 #: As bytes, and without a check of each: reports come all the time (``read_report``). Never passed to Redis.
 _MessageId = Annotated[bytes, WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,20}$"})]
-_Cursor = Annotated[str, Fitting(_CURSOR, "must be a cursor from an earlier answer")]
+_Limit = Annotated[PageLimit, AfterValidator(lambda asked: min(asked, 200))]
+_Cursor = Annotated[str, StringConstraints(pattern=r"^[0-9]{0,19}$")]
 
 
-class _Registration(BaseModel):
+class _Registration(Given):
     """The body of register. An unknown field is refused: a misspelt ``slots`` would silently be 1."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-    name: _Name = Field(validation_alias=AliasChoices("name", "consumer_name"))
+    name: ConsumerName = Field(validation_alias=AliasChoices("name", "consumer_name"))
     health_url: _HealthUrl = Field(validation_alias=AliasChoices("health_url", "healthURL"))
     uuid: _Uuid | None = None
     slots: int = Field(1, ge=1, le=MOST_SLOTS)
@@ -279,16 +272,14 @@ class _Registration(BaseModel):
     lock: _Lock = NO_LOCK
 
 
-class _Deregistration(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
+class _Deregistration(Given):
     incarnation: _Incarnation
 
 
 class _ReportItem(TypedDict):
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[misc]
 
-    ticket_id: Annotated[bytes, Field(min_length=1, max_length=_LONGEST_TICKET_ID), WithJsonSchema(_TICKET_ID)]
+    ticket_id: Annotated[bytes, Field(min_length=1, max_length=LONGEST_TICKET), WithJsonSchema(_TICKET_ID)]
     fence: Annotated[int, Field(ge=0, le=_LARGEST_FENCE)]
     message_ids: Annotated[list[_MessageId], Field(min_length=1, max_length=MOST_MESSAGES)]
 
@@ -305,30 +296,66 @@ class ReportBody(TypedDict):
     tickets: Annotated[list[_ReportItem], Field(max_length=MOST_MESSAGES)]
 
 
-class _TicketsQuery(BaseModel):
-    """The query of a list of tickets. With ``id`` the list has only that ticket, if it is in processing."""
-
+class _Query(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Page(_Query):
+    limit: _Limit = 100
+
+
+class _TicketsQuery(_Page):
+    """The query of a list of tickets. With ``id`` the list has only that ticket, if it is in processing."""
 
     id: TicketId | None = None
     cursor: _Cursor = ""
-    limit: PageLimit = _TICKETS_ON_A_PAGE
 
 
-class TicketQuery(BaseModel):
+class TicketQuery(_Query):
     """A ticket by query: in a path, an id that ends like a route (``x/explain``), or is nothing but dots, may be taken
     for something else on the way."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     id: TicketId
+
+
+class _Behind(_Query):
+    cursor: StreamId | None = None
+
+    @property
+    def behind(self) -> bytes | None:
+        return None if self.cursor is None else self.cursor.encode()
+
+
+class _ActionsQuery(_Behind, _Page):
+    pass
+
+
+class LetterQuery(_ActionsQuery, LetterAsk):
+    """The query of a list, in which every value is text."""
+
+    model_config = ConfigDict(strict=False)
+
+
+class _DelayedQuery(_Page, DelayedAsk):
+    model_config = ConfigDict(strict=False)
+
+    cursor: Annotated[str, Field(max_length=80)] | None = None
+
+
+class _FindQuery(_Query):
+    """A field and its value; the value may have any bytes, percent-encoded."""
+
+    field: str = Field(min_length=1, max_length=LONGEST_NAME)
+    value: str = Field(max_length=LONGEST_VALUE)
+    cursor: str | None = Field(None, max_length=120)
+    limit: _Limit = ROWS
 
 
 #: The values that ``parse_position`` takes, for the OpenAPI document.
 _POSITION = r"^([0-9]{1,20}-[0-9]{1,20}(_[0-9]{1,20}-[0-9]{1,20}){2}|0|)$"
 
 
-class _Position(BaseModel):
+class _Position(_Query):
     """The point where a broken subscription continues: the id of the last event seen, as in the header Last-Event-ID;
     0: everything that is still there."""
 
@@ -410,42 +437,61 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
         return taken
 
 
+def looks(api: Blueprint) -> Callable[..., Callable[[_Look], _Look]]:
+    """Return a decorator for functions that answer a GET: of what the query asks, if there is one, and the places in
+    the path; their documentation is the route's."""
+
+    def look(path: str, kind: Any, query: type[BaseModel] | None = None, **more: Any) -> Callable[[_Look], _Look]:
+        def add(find: _Look) -> _Look:
+            def answered(**places: str) -> Response:
+                return answer(find(*([] if query is None else [read_query(query)]), **places))
+
+            told = tells(" ".join((find.__doc__ or "").split()), {200: kind}, query=query, **more)
+            api.add_url_rule(path, find.__name__, told(answered))
+            return find
+
+        return add
+
+    return look
+
+
 def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None:
-    def told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    look = looks(api)
+
+    def told(rows: Rows) -> Rows:
         return rows if fields is None else with_fields(fields.add_to_tickets, rows)
 
-    @api.get("/consumers")
-    @tells("All registered consumers.", {200: verbs.Consumers})
-    def consumers() -> Response:
-        return answer({"consumers": desk.status.consumers()})
+    @look("/consumers", verbs.Consumers)
+    def consumers() -> Any:
+        """All registered consumers."""
+        return {"consumers": desk.status.consumers()}
 
-    @api.get("/sources")
-    @tells("The progress of gathering several ticket streams; null when there is one.", {200: verbs.Sources})
-    def sources() -> Response:
-        return answer({"sources": desk.status.sources()})
+    @look("/sources", verbs.Sources)
+    def sources() -> Any:
+        """The progress of gathering several ticket streams; null when there is one."""
+        return {"sources": desk.status.sources()}
 
-    @api.get("/tickets")
-    @tells("A page of tickets in processing, or one by its id.", {200: verbs.Tickets}, query=_TicketsQuery)
-    def tickets() -> Response:
-        asked = read_query(_TicketsQuery)
+    @look("/tickets", verbs.Tickets, _TicketsQuery)
+    def tickets(asked: _TicketsQuery) -> Any:
+        """A page of tickets in processing, or one by its id."""
         if asked.id is not None:
             found = desk.ticket(asked.id)
-            return answer(seen({"tickets": told([] if found is None else [found]), "cursor": None}))
-        page = desk.status.tickets(asked.cursor or "0", min(asked.limit, _MOST_TICKETS_ON_A_PAGE))
-        return answer(seen(page | {"tickets": told(page["tickets"])}))
+            return seen({"tickets": told([] if found is None else [found]), "cursor": None})
+        page = desk.status.tickets(asked.cursor or "0", asked.limit)
+        return seen(page | {"tickets": told(page["tickets"])})
 
-    @api.get("/tickets/<rest:ticket_id>")
-    @tells("One ticket in processing.", {200: verbs.TicketRow}, problems=TICKET_PROBLEMS)
-    def ticket(ticket_id: str) -> Response:
+    @look("/tickets/<rest:ticket_id>", verbs.TicketRow, problems=TICKET_PROBLEMS)
+    def ticket(ticket_id: str) -> Any:
+        """One ticket in processing."""
         found = desk.ticket(read_ticket_id())
         if found is None:
             raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
-        return answer(seen(told([found])[0]))
+        return seen(told([found])[0])
 
-    @api.get("/audit")
-    @tells("The result of the last audit; null when there was none.", {200: verbs.Audit})
-    def audit() -> Response:
-        return answer({"audit": desk.status.proofs()["audit"]})
+    @look("/audit", verbs.Audit)
+    def audit() -> Any:
+        """The result of the last audit; null when there was none."""
+        return {"audit": desk.status.proofs()["audit"]}
 
 
 def _add_events(api: Blueprint, desk: Desk) -> None:
@@ -499,35 +545,24 @@ def _read_position() -> list[bytes] | None:
     try:
         return parse_position(given)
     except ValueError as wrong:
-        raise unprocessable([{"field": "last_event_id", "problem": str(wrong)}]) from None
+        raise unfit("last_event_id", wrong) from None
 
 
 def _admitted(health_hosts: HealthHosts) -> Registration:
     try:
-        asked = _read_registration(health_hosts)
+        asked = read_json(_Registration, REGISTER_BODY)
+        try:
+            health_hosts.check(asked.health_url)
+        except UnfitUrl as wrong:
+            raise unfit("health_url", wrong) from None
         must_be_for(asked.name)
     except Problem as refused:
-        _log_refusal(refused)
+        why = [refused.detail, *(f"{one['field']}: {one['problem']}" for one in refused.facts.get("errors", ()))]
+        event("consumer_refused", level=WARNING, status=int(refused.status), address=g.address, why=why)
         raise
-    return asked
-
-
-def _log_refusal(refused: Problem) -> None:
-    why = [refused.detail, *(f"{one['field']}: {one['problem']}" for one in refused.facts.get("errors", ()))]
-    status, address = int(refused.status), g.address
-    event("consumer_refused", level=WARNING, status=status, address=address, why=why)
-
-
-def _read_registration(health_hosts: HealthHosts) -> Registration:
-    asked = read_json(_Registration, REGISTER_BODY)
-    try:
-        health_hosts.check(asked.health_url)
-    except UnfitUrl as unfit:
-        raise unprocessable([{"field": "health_url", "problem": str(unfit)}]) from None
     # A client without a uuid is a new start each time it registers: only the end of the lease frees the name.
-    return Registration(
-        asked.name, asked.uuid or uuid.uuid4().hex, asked.health_url, asked.slots, asked.capacity, asked.lock
-    )
+    of_start = (asked.uuid or uuid.uuid4().hex, asked.health_url, asked.slots, asked.capacity, asked.lock)
+    return Registration(asked.name, *of_start)
 
 
 def read_report(body: bytes, wants_answers: bool = True, retrying: int = 0) -> Report:
@@ -538,131 +573,68 @@ def read_report(body: bytes, wants_answers: bool = True, retrying: int = 0) -> R
     joined = b"\n".join(ids)
     # One match for all of them; the count ensures that none contains the separator.
     if ids and (_MESSAGE_IDS.fullmatch(joined) is None or joined.count(b"\n") != len(ids) - 1):
-        raise _unfit("tickets.message_ids", "must be stream ids like 1526919030474-55")
+        raise unfit("tickets.message_ids", "must be stream ids like 1526919030474-55")
     if len(ids) > MOST_MESSAGES:
-        raise _unfit("tickets", f"must have at most {MOST_MESSAGES} message_ids together")
+        raise unfit("tickets", f"must have at most {MOST_MESSAGES} message_ids together")
     return Report(report["incarnation"], items, wants_answers, retrying=retrying)
 
 
-def _fits(ticket_id: str) -> bool:
-    return 0 < len(ticket_id) <= _LONGEST_TICKET_ID and (
-        ticket_id.isascii() or len(ticket_id.encode()) <= _LONGEST_TICKET_ID
-    )
-
-
-def _unfit(field: str, problem: str) -> Problem:
-    return unprocessable([{"field": field, "problem": problem}])
+def unfit(field: str, problem: object) -> Problem:
+    return unprocessable([{"field": field, "problem": str(problem)}])
 
 
 def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:
     """Return the ticket id of the path between ``at`` and ``behind``, from the bytes: Flask's own text has a question
     mark where they are not UTF-8. Raises Problem 404, 422."""
-    path = request.environ["PATH_INFO"].encode("latin-1")
+    path = request.environ["PATH_INFO"].encode("latin-1").removeprefix(at).removesuffix(behind)
+    if not 0 < len(path) <= LONGEST_TICKET:
+        raise unfit("ticket_id", f"must be text of 1 to {LONGEST_TICKET} bytes")
     try:
-        ticket_id: str = path.removeprefix(at).removesuffix(behind).decode()
+        ticket_id: str = path.decode()
     except UnicodeDecodeError:
         raise Problem(404, "unknown_ticket", "ticket ids are UTF-8") from None
-    if not _fits(ticket_id):
-        raise _unfit("ticket_id", f"must be text of 1 to {_LONGEST_TICKET_ID} bytes")
     return ticket_id
 
 
 #: The most bytes of a body: 500 ids of letters fit.
 BODY = 32 * 1024
-_ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
 #: Seconds that the search for the delayed messages of one ticket may take.
 _FIND_S = 0.5
-_EXPLAIN = b"/explain"
 #: Of an execution, what belongs to the message that is asked for.
 _OF_EXECUTIONS = tuple(verbs.ExecutionRow.__annotations__)
-
-
-class _Query(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    cursor: StreamId | None = None
-
-
-class _Page(_Query):
-    limit: PageLimit = _ON_A_PAGE
-
-
-class LetterQuery(LetterAsk):
-    """The query of a list, in which every value is text."""
-
-    model_config = ConfigDict(strict=False, frozen=True, extra="forbid")
-
-    cursor: StreamId | None = None
-    limit: PageLimit = _ON_A_PAGE
-
-
-class _DelayedQuery(DelayedAsk):
-    model_config = ConfigDict(strict=False, frozen=True, extra="forbid")
-
-    cursor: Annotated[str, Field(max_length=80)] | None = None
-    limit: PageLimit = _ON_A_PAGE
-
-
-class _FindQuery(BaseModel):
-    """A field and its value; the value may have any bytes, percent-encoded."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    field: str = Field(min_length=1, max_length=LONGEST_NAME)
-    value: str = Field(max_length=LONGEST_VALUE)
-    cursor: str | None = Field(None, max_length=120)
-    limit: PageLimit = ROWS
 
 
 def operator_routes(parts: Parts) -> Blueprint:
     api = Blueprint("operators", __name__, url_prefix="/api")
     _add_shelves(api, parts)
-    _add_messages(api, parts)
+    look = looks(api)
 
-    @api.get("/tickets/<rest:ticket_id>/explain")
-    @tells(
-        "The reason why a ticket waits, and until when.",
-        {200: verbs.Explanation},
-        problems={422: "ticket ids have 1 to 256 bytes"},
-    )
-    def explain(ticket_id: str) -> Response:
-        return answer(seen(parts.explain(read_ticket_id(_EXPLAIN))))
+    @look("/tickets/<rest:ticket_id>/explain", verbs.Explanation, problems={422: TICKET_PROBLEMS[422]})
+    def explain(ticket_id: str) -> Any:
+        """The reason why a ticket waits, and until when."""
+        return seen(parts.explain(read_ticket_id(b"/explain")))
 
-    @api.get("/explain")
-    @tells(
-        "The explanation of a ticket of any id: in a path, some ids may be taken for something else.",
-        {200: verbs.Explanation},
-        query=TicketQuery,
-    )
-    def explain_by_query() -> Response:
-        return answer(seen(parts.explain(read_query(TicketQuery).id)))
+    @look("/explain", verbs.Explanation, TicketQuery)
+    def explain_by_query(asked: TicketQuery) -> Any:
+        """The explanation of a ticket of any id: in a path, some ids may be taken for something else."""
+        return seen(parts.explain(asked.id))
 
-    @api.get("/rules")
-    @tells("The live rules.", {200: verbs.Rules})
-    def rules() -> Response:
+    @look("/rules", verbs.Rules)
+    def rules() -> Any:
+        """The live rules."""
         book = parts.rules.read()
-        return answer({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
+        return {"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)}
 
-    @api.get("/actions")
-    @tells("Actions of operators, newest first.", {200: verbs.Actions}, query=_Page)
-    def actions() -> Response:
-        asked = read_query(_Page)
-        before = None if asked.cursor is None else asked.cursor.encode()
-        lines, cursor = parts.action_log.page(before, min(asked.limit, _MOST_ON_A_PAGE))
-        return answer({"actions": lines, "cursor": cursor})
+    @look("/actions", verbs.Actions, _ActionsQuery)
+    def actions(asked: _ActionsQuery) -> Any:
+        """Actions of operators, newest first."""
+        lines, cursor = parts.action_log.page(asked.behind, asked.limit)
+        return {"actions": lines, "cursor": cursor}
 
-    @api.get("/consumers/<name>/process")
-    @tells(
-        "One consumer: where it runs, and what it runs at this moment, as it says itself.",
-        {200: verbs.ConsumerShown},
-        problems={404: "unknown_consumer"},
-    )
-    def consumer(name: str) -> Response:
-        rows = [row for row in parts.status.consumers() if row["name"] == name]
-        if not rows:
-            raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
-        asked = [row | {"process": parts.ask_process(str(row.get("health_url", "")))} for row in rows]
-        return answer({"consumers": asked})
+    @look("/consumers/<name>/process", verbs.Consumers, problems={404: "unknown_consumer"})
+    def consumer(name: str) -> Any:
+        """One consumer: where it runs, and what it runs at this moment, as it says itself."""
+        return {"consumers": consumer_shown(parts, parts.status.consumers(), name)}
 
     for word in ("interrupt", "clear"):
         _add_order(api, parts, word)
@@ -673,72 +645,60 @@ def operator_routes(parts: Parts) -> Blueprint:
 
 
 def _add_shelves(api: Blueprint, parts: Parts) -> None:
-    @api.get("/dead-letters")
-    @tells("A page of dead letters, oldest first.", {200: verbs.Letters}, query=LetterQuery)
-    def list_letters() -> Response:
-        asked = read_query(LetterQuery)
-        after = None if asked.cursor is None else asked.cursor.encode()
-        page = parts.letters.page(asked.meant(sees_texts()), after, min(asked.limit, _MOST_ON_A_PAGE))
-        rows = with_fields(parts.fields.add_to_letters, [letter.row() for letter in page.letters])
-        return answer({"dead_letters": seen(rows), "cursor": None if page.cursor is None else page.cursor.decode()})
+    look = looks(api)
 
-    @api.get("/dead-letters/<stream_id:letter_id>")
-    @tells(
-        "One dead letter; for operators with the text of its error, traceback and fields.",
-        {200: verbs.WholeLetter},
-        problems={404: "unknown_dead_letter"},
-    )
-    def show_letter(letter_id: str) -> Response:
+    @look("/dead-letters", verbs.Letters, LetterQuery)
+    def list_letters(asked: LetterQuery) -> Any:
+        """A page of dead letters, oldest first."""
+        page = parts.letters.page(asked.meant(sees_texts()), asked.behind, asked.limit)
+        rows = with_fields(parts.fields.add_to_letters, [letter.row() for letter in page.letters])
+        return {"dead_letters": seen(rows), "cursor": None if page.cursor is None else page.cursor.decode()}
+
+    @look("/dead-letters/<stream_id:letter_id>", verbs.LetterRow, problems={404: "unknown_dead_letter"})
+    def show_letter(letter_id: str) -> Any:
+        """One dead letter; for operators with the text of its error, traceback and fields."""
         found = parts.letters.get(letter_id.encode())
         if found is None:
             raise Problem(404, "unknown_dead_letter", "no dead letter has that id")
         told = found[0].whole(found[1])
-        return answer(told if sees_texts() else seen(told) | {"message_fields": None})
+        return told if sees_texts() else seen(told) | {"message_fields": None}
 
-    @api.get("/delayed")
-    @tells("A page of delayed messages, the earliest first.", {200: verbs.DelayedList}, query=_DelayedQuery)
-    def list_delayed() -> Response:
-        asked, delayed = read_query(_DelayedQuery), parts.delayed
+    @look("/delayed", verbs.DelayedList, _DelayedQuery)
+    def list_delayed(asked: _DelayedQuery) -> Any:
+        """A page of delayed messages, the earliest first."""
+        delayed = parts.delayed
         try:
-            page = delayed.page(asked.cursor, min(asked.limit, _MOST_ON_A_PAGE), asked.ticket or "", _FIND_S)
+            page = delayed.page(asked.cursor, asked.limit, asked.ticket or "", _FIND_S)
         except ValueError as wrong:
-            raise unprocessable([{"field": "cursor", "problem": str(wrong)}]) from None
+            raise unfit("cursor", wrong) from None
         counts = {name: count for name, count in delayed.counts().items() if name != "first_ms"}
         told = {"delayed": [shown(row) for row in page.rows], "cursor": page.cursor, "time_ms": delayed.now_ms()}
-        return answer(told | counts)
+        return told | counts
+
+    @look("/find", verbs.Found, _FindQuery, role=Role.OPERATOR)
+    def find(asked: _FindQuery) -> Any:
+        """Messages with a value in a field, unfinished or dead: a page, and how far the search came."""
+        return find_messages(parts.fields, asked.field, query_bytes("value"), asked.cursor, asked.limit)
+
+    @look("/messages/<stream_id:message_id>", verbs.MessageShown, _Behind, problems={404: "unknown_message"})
+    def show(asked: _Behind, message_id: str) -> Any:
+        """What is known of a message: where it is, its executions, error and dead letter; for operators what it
+        says."""
+        facts = message_facts(parts, message_id, asked.cursor)
+        runs = [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in facts["executions"]]
+        return {name: facts[name] for name in verbs.MessageShown.__annotations__} | {"executions": runs}
+
+
+def consumer_shown(parts: Parts, rows: Rows, name: str) -> Rows:
+    """Return the rows of a consumer, with what it says itself. Raises Problem 404."""
+    if not (mine := [row for row in rows if row["name"] == name]):
+        raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
+    return [row | {"process": parts.ask_process(str(row.get("health_url", "")))} for row in mine]
 
 
 def shown(row: DelayedRow) -> dict[str, Any]:
-    """Return a row as the caller of the current request may see it: viewers do not see what messages say."""
-    facts = row._asdict()
-    del facts["cursor"]
-    return facts | {"fields": [list(pair) for pair in row.fields] if g.role.may(Role.OPERATOR) else None}
-
-
-def _add_messages(api: Blueprint, parts: Parts) -> None:
-    @api.get("/find")
-    @tells(
-        "Messages with a value in a field, unfinished or dead: a page, and how far the search came.",
-        {200: verbs.Found},
-        query=_FindQuery,
-        role=Role.OPERATOR,
-    )
-    def find() -> Response:
-        asked = read_query(_FindQuery)
-        most = min(asked.limit, _MOST_ON_A_PAGE)
-        return answer(find_messages(parts.fields, asked.field, query_bytes("value"), asked.cursor, most))
-
-    @api.get("/messages/<stream_id:message_id>")
-    @tells(
-        "What is known of a message: where it is, its executions, error and dead letter; for operators what it says.",
-        {200: verbs.MessageShown},
-        query=_Query,
-        problems={404: "unknown_message"},
-    )
-    def show(message_id: str) -> Response:
-        facts = message_facts(parts, message_id, read_query(_Query).cursor)
-        runs = [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in facts["executions"]]
-        return answer({name: facts[name] for name in verbs.MessageShown.__annotations__} | {"executions": runs})
+    """Return a row as the caller of the current request may see it."""
+    return vars(row) if sees_texts() else vars(row) | {"fields": None}
 
 
 def find_messages(
@@ -756,7 +716,7 @@ def find_messages(
     try:
         return fields.find(field, value, cursor, most)
     except ValueError:
-        raise unprocessable([{"field": "cursor", "problem": "must be a cursor from an earlier answer"}]) from None
+        raise unfit("cursor", "must be a cursor from an earlier answer") from None
 
 
 def query_bytes(name: str) -> bytes:
@@ -845,8 +805,8 @@ def performed(parts: Parts, verb: Verb, args: Args, /, **places: str) -> Outcome
     """Do a verb for the caller of the current request. Raises Problem 409, 422."""
     try:
         return verb.perform(acting_in(parts, args.reason), args, **places)
-    except Unfit as unfit:
-        raise unprocessable([{"field": unfit.field, "problem": str(unfit)}]) from None
+    except Unfit as wrong:
+        raise unfit(wrong.field, wrong) from None
     except TooManyRules as full:
         raise Problem(409, "too_many_rules", str(full)) from None
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import urllib.parse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 import psutil
@@ -92,9 +91,6 @@ def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
     assert f"2-1 ticket it's owner c1:1: {ran}" in " ".join(shown.split())
     assert "This is a fault of Usher, or the consumer's clock was set back" in shown
     assert "What then: deploy/runbook.md, Audit" in shown
-    [line] = [line for line in shown.splitlines() if " runs --message " in line]
-    assert usher(*shlex.split(line)[1:], "--json") == 0
-    assert [run["id"] for run in orjson.loads(capsys.readouterr().out)["runs"]] == ["2-1"]
 
 
 def _suspect(seeder: Seeder) -> None:
@@ -219,20 +215,6 @@ def test_what_cannot_be_audited_is_exit_code_2(
 ) -> None:
     assert usher("audit") == 2
     assert "There is nothing to audit" in capsys.readouterr().err
-
-
-def test_the_executions_of_a_ticket_need_no_spark(
-    settings: dict[str, str], seeder: Seeder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert usher("audit", "runs", "--ticket", "a", "--json") == 0
-    told: dict[str, Any] = orjson.loads(capsys.readouterr().out)
-    assert [(run["id"], run["consumer"], run["fence"], run["outcome"]) for run in told["runs"]] == [
-        ("1-1", "c1:1", 5, "done")
-    ]
-    assert usher("audit", "runs") == 2
-    assert "Give --ticket or --message" in capsys.readouterr().err
-    assert usher("audit", "runs", "--ticket", "a") == 0
-    assert "1-1" in capsys.readouterr().out
 
 
 @pytest.mark.slow

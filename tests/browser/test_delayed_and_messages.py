@@ -52,16 +52,12 @@ def test_chosen_messages_are_sent_now_and_moved(looking: Looking, system: System
     until(lambda: waiting(system, "later-1") == 2, 10, "the leader has sent it")
 
     page.locator("tr", has_text=ids[1]).get_by_role("checkbox").check()
-    zone = page.locator("#at-zone")
-    assert zone.locator("option").first.inner_text() == page.evaluate(
-        "Intl.DateTimeFormat().resolvedOptions().timeZone"
-    ), "the browser's own zone comes first"
     page.locator("#at").fill("2030-01-01T00:00:01")
-    zone.select_option("UTC")
+    at = page.evaluate("new Date('2030-01-01T00:00:01').toISOString().replace('T', ' ').replace('Z', ' UTC')")
     page.get_by_role("button", name="Move...").click()
     looking.see("1 message of ticket later-1 will be due at")
     page.get_by_role("button", name="Move 1").click()
-    looking.see("1 message moved to 2030-01-01 00:00:01.000 UTC")
+    looking.see(f"1 message moved to {at}")  # in the browser's own zone
 
     looking.go("/actions")
     assert "they wait for it" in page.locator("tbody tr").nth(1).inner_text()

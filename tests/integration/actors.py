@@ -28,8 +28,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Arg, CommandRefused, Link, ScriptMissing
-from usher.common.redis.endpoints import make_connection
-from usher.common.redis.scripts import ScriptRunner
+from usher.common.redis.endpoints import server_of
 from usher.consumer.execution.acker import SKIP, Acker
 from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
 from usher.consumer.execution.inbox_reader import InboxReader
@@ -113,7 +112,7 @@ class TroubledLink(Link):
         trouble = self.troubles.pop(step, None)
         if trouble is Trouble.LATE and is_turn:
             self._late_turns.append((self._connection, list(commands)))
-            self._connection, self._open = make_connection(self.url, self._name, self._timeout_s), False
+            self._connection, self._open = server_of(self.url).connection(self._name, self._timeout_s), False
             raise ReplyUnknown(f"{step}: {trouble.value}")
         replies = super().pipeline(commands, block_s) if trouble in (None, Trouble.REPLY_LOST) else []
         if replies and is_turn:
@@ -128,16 +127,10 @@ class TroubledLink(Link):
             return named[1]
         return self._steps[command[1]][0] if command[0] == "EVALSHA" else str(command[0])
 
-    def knows(self, runner: ScriptRunner) -> None:
-        """Read the digests of a runner's steps by their names."""
-        digest_of = runner.digest
-
-        def digest(name: str) -> str:
-            made = digest_of(name)
-            self._steps[made] = (name, runner._text(name))
-            return made
-
-        runner.digest = digest  # type: ignore[method-assign]
+    def digest(self, name: str) -> str:
+        made = super().digest(name)
+        self._steps[made] = (name, self._text(name))
+        return made
 
     def arrive(self, other: Link) -> list[Any]:
         """What was late reaches Redis now, by another connection. Its replies; nobody else sees them."""
@@ -158,12 +151,6 @@ class TroubledLink(Link):
             except (RedisTrouble, CommandRefused) as refused:
                 replies.append(refused)
         return replies
-
-
-def runner_on(link: TroubledLink) -> ScriptRunner:
-    runner = ScriptRunner(link)
-    link.knows(runner)
-    return runner
 
 
 @dataclass(frozen=True)
@@ -280,7 +267,7 @@ class ConsumerActor:
         self.incarnation = registration.incarnation
         self.history = history
         self.link = TroubledLink(url, f"test:{self.incarnation}")
-        self.steps = OwnerScripts(runner_on(self.link), keys, registration)
+        self.steps = OwnerScripts(self.link, keys, registration)
         self.lease = OwnLease(_LEASE_S, now_s())
         self.lanes = Lanes()
         self.reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), self.incarnation, 8, 1008, 512)
@@ -369,13 +356,13 @@ class ConsumerActor:
     def begin_drain(self) -> None:
         """The first part of Drain.run. Only when all of it worked, anything is given back."""
         self.lanes.pause()
-        self.drain._steps.drain(LEASE_MS)
-        self.drain._read_the_rest()
+        self.drain._take_no_more()
+        self.drain._end_reader()
+        self.reader.read_rest()
         self.drains = True
 
     def give_back(self) -> int:
-        if not self.drain._is_read:
-            self.drain._read_the_rest()
+        self.reader.read_rest()
         if given_back := self.acker.give_all_back():
             self.flush()
         return given_back
@@ -407,13 +394,10 @@ class MasterActor:
         self.link = TroubledLink(dispatch_url or url, f"test:{name}:dispatch")
         self.ear = Ear(dispatch_url or url, f"test:{name}:ear", keys.stream)
         self.dispatcher = Dispatcher(self.link, keys, self.lead, limits, self.ear)
-        self.link.knows(self.dispatcher._scripts)
         self.elect_link = TroubledLink(url, f"test:{name}:elect")
         self.elector = Elector(self.elect_link, keys, self.lead, f"http://{name}", LEASE_MS, lambda: True)
-        self.elect_link.knows(self.elector._scripts)
         self.reap_link = TroubledLink(url, f"test:{name}:reap")
         self.janitor = Janitor(self.reap_link, keys, self.lead, 1.0)
-        self.reap_link.knows(self.janitor._scripts)
         self._roster_link = Link(url, f"test:{name}:roster")
         self._change_link = Link(url, f"test:{name}:changes")
         self.changes = ChangeWatch(self._change_link, keys.changed, self.dispatcher.post)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -85,7 +86,24 @@ def server_urls(redis_server: EmbeddedRedis) -> Iterator[Callable[[str], str]]:
         yield url_of
 
 
-@pytest.fixture(params=["embedded", *(["system"] if SYSTEM_SERVER else [])])
+#: Tests of what depends on the server: claims, what is pending, and what loses its body. They run on the server that
+#: comes along, too.
+_ON_EACH_SERVER = re.compile(
+    r"ack|bell_ahead|bodies|consumer_findings|dead_letter|fetched_in_pages|forget_attempts|give_back|group_|halted|"
+    r"left_behind|losses|protocol_|put_off|quarantine|reap|recall|redrive|reject|reliable_stream|renew|save_position|"
+    r"scripts_at_full_memory|sweep|take_back|turn|unread_cut"
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    own = any(mark.args[0] == "any_redis_url" for mark in metafunc.definition.iter_markers("parametrize"))
+    if "any_redis_url" in metafunc.fixturenames and not own:
+        is_each = _ON_EACH_SERVER.match(metafunc.module.__name__.rpartition(".test_")[2])
+        servers = ["embedded", *["shipped"] * bool(is_each), *["system"] * bool(SYSTEM_SERVER)]
+        metafunc.parametrize("any_redis_url", servers, indirect=True)
+
+
+@pytest.fixture
 def any_redis_url(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> str:
     """URL of an empty Redis; the test runs once per server."""
     url = server_urls(request.param)

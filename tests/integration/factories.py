@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.protocol.keys import HALTED, MASTER, Keys
-from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.registration import NO_LOCK, Registration
+from usher.common.protocol.ticket_states import is_given_back
 from usher.common.redis.client import Link
 from usher.common.redis.replies import (
     HandOver,
@@ -28,7 +28,6 @@ from usher.common.redis.replies import (
     parse_inbox,
     parse_record,
 )
-from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import KeptBodies, LeaderScripts
@@ -109,7 +108,7 @@ class World:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.keys = Keys("ticket_stream", "g")
-        self.scripts = ScriptRunner(link)
+        self.scripts = link
         self.stream = TicketStream(link, self.keys)
         self.make_group()
         self.members = Membership(link, self.keys, LEASE_MS)
@@ -375,14 +374,14 @@ def bury(steps: OwnerScripts, letter: Letter) -> Buried:
 
 
 def _begin(leader: LeaderScripts) -> None:
-    if leader._scripts.link.call("GET", leader._keys.epoch) != b"%d" % leader.epoch:
+    if leader._link.call("GET", leader._keys.epoch) != b"%d" % leader.epoch:
         leader.begin()
 
 
 def read(leader: LeaderScripts, count: int = 100) -> NewEntries:
     """Up to ``count`` new entries, as a turn without a plan reads them: nobody has them before a hand-over takes them."""
     _begin(leader)
-    position = TicketStream(leader._scripts.link, leader._keys).last_delivered()
+    position = TicketStream(leader._link, leader._keys).last_delivered()
     return replace(turn(leader, NOTHING, NewEntries(position, [], True), count)[1], position=position)
 
 
@@ -394,7 +393,7 @@ def hand_over(leader: LeaderScripts, planned: HandOverPlan, news: NewEntries = N
 
 def turn(leader: LeaderScripts, planned: HandOverPlan, news: NewEntries, count: int = 0) -> tuple[int, NewEntries]:
     """A turn of a leader that knows what others have changed, and what the owners of tickets have of them."""
-    stream = TicketStream(leader._scripts.link, leader._keys)
+    stream = TicketStream(leader._link, leader._keys)
     going_on = [part for target in planned.targets for part in target.parts if not part.changes_owner]
     records = {one.ticket: stream.record_of(one.ticket) for one in going_on}
     held = {ticket: there.ids for ticket, one in records.items() if (there := stream.in_processing(one)) is not None}

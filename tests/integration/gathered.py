@@ -8,7 +8,6 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.redis.client import Link
 from usher.common.redis.replies import Entry, TicketStream, redis_ms
-from usher.common.redis.scripts import ScriptRunner
 from usher.master.policy.fair_queue import TurnOutcome, TurnResult
 
 
@@ -17,7 +16,7 @@ class Gathered:
 
     def __init__(self, link: Link, stream: str = "usher:{g}") -> None:
         self.link = link
-        self.scripts = ScriptRunner(link)
+        self.scripts = link
         self.keys = Keys(stream, "g")
         self.stream = TicketStream(link, self.keys)
         self.ticket_field = "ticket_id"
@@ -43,7 +42,7 @@ class Gathered:
         if text:
             _, _, *flat = self.link.call("EVAL", text, len(script_keys), *script_keys, *args)
         else:
-            _, _, *flat = (ScriptRunner(link) if link is not None else self.scripts).run("gather", script_keys, args)
+            _, _, *flat = (link if link is not None else self.scripts).run("gather", script_keys, args)
         return [
             TurnResult(TurnOutcome(flat[at].decode()), flat[at + 1], flat[at + 2].decode())
             for at in range(0, len(flat), 3)

@@ -6,8 +6,8 @@ from collections import Counter
 
 from tests.integration.actors import MAX_ATTEMPTS, ConsumerActor, MasterActor, Run, Stage, TroubledLink
 from usher.common.protocol.keys import HALTED, MASTER
-from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.stream_id import rank
+from usher.common.protocol.ticket_states import is_given_back
 from usher.common.redis.replies import pairs, parse_record
 
 #: Somebody who takes entries without being asked to.

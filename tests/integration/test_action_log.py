@@ -16,7 +16,7 @@ from tests.doors import Site, api_of, environ_of
 from tests.integration.factories import World
 from usher.common.base.errors import NotNow
 from usher.common.http.credentials import Identity, Role
-from usher.master.cli.rules import dead
+from usher.master.cli.commands import dead
 from usher.master.operations.action_log import ActionLog
 from usher.master.operations.shelves import AT_ONCE, DeadLetters
 from usher.master.verbs.verbs import DONE

@@ -17,10 +17,9 @@ from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.common.redis.endpoints import make_connection
+from usher.common.redis.endpoints import server_of
 from usher.master.dispatch import stream_cursor as reader_module
 from usher.master.dispatch import stream_notifier as doorbell_module
-from usher.master.dispatch.events import ChangedElsewhere
 from usher.master.dispatch.stream_notifier import StreamNotifier
 
 
@@ -149,7 +148,7 @@ class _Moving(Link):
     def close(self) -> None:
         super().close()
         if self.connections:
-            self._connection = make_connection(self._new, "test:bell", 0.5)
+            self._connection = server_of(self._new).connection("test:bell", 0.5)
 
 
 @pytest.mark.parametrize("told", ["9999999999999-1", "1-5"])
@@ -217,7 +216,7 @@ def test_a_recovery_that_a_record_asks_for_begins_at_once(stage: Stage, bell: St
     [entry] = stage.send(b"U")
     assert _drive(m, bell, lambda: m.dispatcher._cursor.last_read == entry)
     stage.link.call("HSET", stage.keys.tickets, b"U", b"ghost:1 5 " + entry)
-    m.dispatcher.post(ChangedElsewhere(stage.link.call("XADD", stage.keys.changed, "*", "ticket", b"U")))
+    m.dispatcher.post(stage.link.call("XADD", stage.keys.changed, "*", "ticket", b"U"))
     assert m.dispatcher.run_once() == 0.0
 
 

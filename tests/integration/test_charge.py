@@ -35,7 +35,7 @@ def owner(world: World, leader: LeaderScripts) -> Owner:
 
 
 def test_attempts_are_noted_by_message(world: World, owner: Owner) -> None:
-    assert owner.steps.charge({b"1-1": Attempts(1, 1), b"1-10": Attempts(3, 2, 1, 1)}) == [b"1-1", b"1-10"]
+    owner.steps.charge({b"1-1": Attempts(1, 1), b"1-10": Attempts(3, 2, 1, 1)})
     assert attempts(world) == {b"1-1": Attempts(1, 1), b"1-10": Attempts(3, 2, 1, 1)}
 
 
@@ -62,13 +62,14 @@ def test_what_is_not_pending_for_it_is_not_noted(world: World, leader: LeaderScr
     owner.steps.ack([b"1-1"])
     gone = dict.fromkeys((b"1-1", b"5-1", b"6-1", b"99-1"), Attempts(1, 1))
     with world.unchanged():
-        assert owner.steps.charge(gone, b"run", 100) == []
-    assert owner.steps.charge({b"1-1": Attempts(1, 1), b"1-10": Attempts(1, 1)}) == [b"1-10"]
+        owner.steps.charge(gone, b"run", 100)
+    owner.steps.charge({b"1-1": Attempts(1, 1), b"1-10": Attempts(1, 1)})
+    assert set(attempts(world)) == {b"1-10"}
 
 
 def test_while_the_group_is_gone_nothing_is_noted_and_nothing_is_held_up(world: World, owner: Owner) -> None:
     world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
-    assert owner.steps.charge({b"1-1": Attempts(1, 1)}, b"run", 100) == []
+    owner.steps.charge({b"1-1": Attempts(1, 1)}, b"run", 100)
     assert attempts(world) == {}
     world.apart_because = "the group is gone"
     world.make_group()
@@ -110,7 +111,7 @@ def test_hundreds_at_once(world: World, leader: LeaderScripts) -> None:
     ids = world.owned(
         leader, owner, b"T", *[b"%d-1" % n for n in range(1, 1025)]
     )  # as many as handlers can run at once
-    assert owner.steps.charge(dict.fromkeys(ids, Attempts(1, 1))) == ids
+    owner.steps.charge(dict.fromkeys(ids, Attempts(1, 1)))
     assert set(attempts(world)) == set(ids)
 
 

@@ -23,10 +23,8 @@ from usher.common.cli import doctor
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.last_error import encode as encode_error
-from usher.common.protocol.run_log import CRASHED, encode
-from usher.consumer.policy.acks import Finished
 from usher.master.audit import cli as audit
-from usher.master.cli.status import ServerSentEvent, _event_line
+from usher.master.cli.commands import _event_line
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.rules import Target, rule_id
 
@@ -119,24 +117,6 @@ def test_an_output_that_is_not_utf8_is_no_traceback(world: World) -> None:
         assert done.stderr == b""
 
 
-def test_executions_are_read_at_a_glance(world: World) -> None:
-    run = Finished(b"T", _ID, 1838660153630720, 2, 1700000000_281_000, 1700000000_291_000)
-    crashed = Finished(b"T", b"1795461475819-0", 1838660153630720, 1, 1700000000_281_000, 0)
-    world.link.call(
-        "XADD", world.keys.runs, "*", "batch", encode("consumer-1:1838660106017792", [run, crashed], ["done", CRASHED])
-    )
-    told = shown(world, "audit", "runs", "--ticket", "T").output
-    lines = [line.split() for line in told.splitlines()]
-    assert [_ID.decode(), "2", "done", "2023-11-14", "22:13:20.281", "10", "ms"] in lines
-    assert any(
-        line[0] == "1795461475819-0" and line[2] == CRASHED and line[-3:] == ["its", "process", "ended"]
-        for line in lines
-        if line
-    )
-    document = json.loads(shown(world, "audit", "runs", "--ticket", "T", "--json").output)
-    assert document["runs"][0]["start_us"] == 1700000000_281_000
-
-
 def test_tickets_are_listed_with_what_they_are_doing(world: World) -> None:
     """In the words of explain, as far as one look for all of them tells."""
     leader, a, gone = world.elect(), world.join("a"), world.join("gone")
@@ -194,7 +174,7 @@ def test_what_fails_is_listed_by_its_error_and_in_groups(world: World) -> None:
 
 
 def test_where_nothing_is_stuck_what_was_given_up_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("usher.master.cli.status._BETWEEN_S", 0.0)
+    monkeypatch.setattr("usher.master.cli.commands._BETWEEN_S", 0.0)
     assert shown(world, "stuck").output == "no consumer is live: nothing more is handled (`usher consumers list`)\n"
     world.join("z")
     assert shown(world, "stuck").output == "nothing is stuck\n"
@@ -356,7 +336,7 @@ def test_tickets_are_shown_as_they_are_called(world: World, ticket: bytes) -> No
 @pytest.mark.parametrize("ms", [0, 1_700_000_000_000_000, 2**64 - 1])
 def test_what_happens_to_messages_with_ids_that_somebody_chose_is_told_all_the_same(ms: int) -> None:
     """An id need not be a time: a producer may count microseconds, or begin at 1."""
-    line = _event_line(ServerSentEvent("", "entry", {"ticket_id": "T", "time_ms": ms, "message_id": f"{ms}-0"}))
+    line = _event_line("entry", {"ticket_id": "T", "time_ms": ms, "message_id": f"{ms}-0"})
     assert line.endswith(f"entry        message_id={ms}-0")
 
 

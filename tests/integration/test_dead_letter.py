@@ -6,6 +6,9 @@ import pytest
 
 from tests.integration.factories import World, bury, fetch
 from usher.common.base.errors import OwnershipLost
+from usher.common.protocol import last_error
+from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.last_error import LastError
 from usher.common.redis.client import CommandRefused
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 
@@ -100,6 +103,30 @@ def test_a_message_whose_body_is_gone_says_that_instead(world: World) -> None:
     assert bury(a.steps, _letter(b"T", entry_id)) is Buried.OK
     assert world.state() == ({}, {}, world.dead())
     assert world.state().letters() == [(entry_id, b"T", b"body_gone")]
+
+
+_ALIKE = LastError("E: away", at_ms=1_700_000_000_000, alike=7, since_ms=1_600_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("notes", "first_ms"),
+    [
+        ([LastError("E: no", at_ms=1_000_000_000_123)], b"1000000000123"),
+        ([_ALIKE], b"1700000000000"),
+        ([_ALIKE, LastError("E: no", at_ms=1_700_000_000_001)], b"1700000000000"),
+    ],
+)
+def test_a_letter_was_first_tried_when_it_first_failed_whoever_had_it_then(
+    world: World, notes: list[LastError], first_ms: bytes
+) -> None:
+    """An error alike tells since when others fail."""
+    leader, a = world.elect(), world.join("a")
+    [entry_id] = world.owned(leader, a, b"T")
+    for number, note in enumerate(notes, 1):
+        a.steps.charge({entry_id: Attempts(number, number)}, errors={entry_id: last_error.encode(note)})
+    bury(a.steps, Letter(b"T", entry_id, "gave_up", "", 2, 1_700_000_000_000, 1_800_000_000_000))
+    letter = world.dead()[0]
+    assert (letter[b"usher-first-ms"], letter[b"usher-last-ms"]) == (first_ms, b"1800000000000")
 
 
 def test_a_message_that_redis_dropped_from_the_list_is_still_ended_by_its_owner(world: World) -> None:

@@ -21,7 +21,6 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis import endpoints
 from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.embedded import free_port
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.redis.tracking import ChangeEar
 from usher.common.router.router import Mode
 
@@ -47,7 +46,7 @@ def test_a_link_works_with_the_master_and_says_who_it_is(calm: UnderSentinel) ->
     assert link.call("SET", "k", "v") == b"OK"
     assert calm.first.ask("GET", "k") == b"v"
     assert link.call("CLIENT", "GETNAME") == b"test:far"
-    assert ScriptRunner(link).run("find_entries", ("s",), ("XRANGE", "-", "+", 10, "")) == [0, b"", [], 1]
+    assert link.run("find_entries", ("s",), ("XRANGE", "-", "+", 10, "")) == [0, b"", [], 1]
     link.close()
     check_reachable(calm.url)
 
@@ -301,7 +300,7 @@ def test_who_hears_of_changes_leaves_a_former_master_with_the_others(pair: Under
         assert taken(subscription, 1) == [b"2-1"]
         assert ear.listen() is None
         assert pair.first.role() == "master", "it was not demoted meanwhile"
-    ear.close()
+    ear.on_end()
     goes.close()
 
 

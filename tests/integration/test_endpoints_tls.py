@@ -16,7 +16,6 @@ from usher.common.doctor.collector import collect
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.endpoints import near
-from usher.common.redis.scripts import ScriptRunner
 
 STREAM = "ticket_stream"
 
@@ -92,7 +91,7 @@ def works(url: str, kind: str) -> None:
     until(lambda: link.call("PING") == b"PONG", "PONG over TLS")
     assert link.pipeline([("DEL", keys.stream), ("XADD", keys.stream, "1-1", "ticket_id", "T")]) == [0, b"1-1"]
     assert link.call("CLIENT", "GETNAME") == b"test:far"
-    assert ScriptRunner(link).run("find_entries", (keys.stream,), ("XRANGE", "-", "+", 10, "")) == [1, b"1-1", [], 1]
+    assert link.run("find_entries", (keys.stream,), ("XRANGE", "-", "+", 10, "")) == [1, b"1-1", [], 1]
     assert collect(link, keys, 10_000).mode == kind
     link.call("DEL", keys.stream)
     link.close()

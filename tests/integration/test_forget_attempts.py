@@ -1,4 +1,4 @@
-"""forget_attempts.lua: attempts of messages that are over go, however they ended; those of all others stay."""
+"""Attempts of messages that are over go, however they ended; those of all others stay."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, redis_ms, span_of
-from usher.master.leader.elector import Lead
 from usher.master.operations import trimming
 from usher.master.operations.trimming import Trimmer, retention_of
 from usher.master.settings import MasterSettings
@@ -98,10 +97,9 @@ def test_a_day_of_load_leaves_memory_flat_and_what_is_needed_there(
         return world.began_ms + 1000 * world.now, memory._replace(limit=(limit or [memory.limit])[0])
 
     monkeypatch.setattr(trimming, "look_at_memory", simulated)
-    lead = Lead()
-    lead._set(1, "http://one")
     settings = MasterSettings(ticket_stream=STREAM, group="g")
-    trimmer = Trimmer(Link(redis_url, "test:trim"), KEYS, lead, 10.0, retention_of(settings, work_stream=False))
+    ours = Link(redis_url, "test:trim"), lambda: [STREAM.encode()]
+    trimmer = Trimmer(*ours, 10.0, retention_of(settings, work_stream=False), KEYS)
     held_back: dict[Any, str] = {}
 
     def live_until(hour: int) -> None:

@@ -104,8 +104,7 @@ def test_what_the_inbox_still_names_is_not_run_after_its_ticket_was_parked(stage
     assert a.read() == 0 or a.start() is None
     assert stage.history.ids(T) == ids[:1]
     a.read()
-    with a.lanes.lock:
-        assert not a.lanes.closed_fences(), "and that is forgotten once the inbox has been read"
+    assert not a.lanes.closed_fences(), "and that is forgotten once the inbox has been read"
     _stands_still(stage, m, a)
     letters.redrive(stage.world.letter_ids())
     stage.finish(m, [a])

@@ -193,22 +193,6 @@ def test_certificates_are_checked_for_the_name_and_all_connections_share_what_is
         assert of_system.ask({"x": urls[0]})["x"].status == 0
 
 
-def test_an_authority_that_was_exchanged_is_trusted_without_a_restart(tmp_path: Path) -> None:
-    (tmp_path / "new").mkdir()
-    papers, new = Papers(tmp_path), Papers(tmp_path / "new")
-    with serving(lambda connection: connection.sendall(_WELL)) as (port, _), ExitStack() as stack:
-        front = stack.enter_context(closing(TlsFront(new, port)))
-        asking = stack.enter_context(closing(ConsumerHttpClient(parse_hosts("127.0.0.1"), BOUNDS, papers.ca)))
-        url = f"https://127.0.0.1:{front.port}/"
-        assert asking.ask({"a": url})["a"].status == 0
-        new.ca.replace(papers.ca)
-        assert asking.ask({"a": url})["a"].status == 200
-        papers.ca.write_text("nonsense")
-        for _ in range(3):
-            assert asking.ask({"a": url})["a"].status == 200
-        assert front.served == 4  # each time it was another connection
-
-
 def test_a_packed_answer_is_not_unpacked() -> None:
     bomb = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nxxxxx"
     with serving(lambda connection: connection.sendall(bomb)) as (port, _):

@@ -11,27 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-import orjson
 import psutil
 import pytest
 
 from tests.process.machine import until
 from usher.common.base.clock import now_s
 from usher.common.runtime import memory
-from usher.consumer.isolation.process import (
-    DIED,
-    DONE,
-    HUNG,
-    LEASE,
-    NOT_RUN,
-    HandlerProcess,
-    Piece,
-    ProcessSpec,
-    Template,
-)
+from usher.consumer.isolation.process import HandlerProcess, How, Piece, ProcessSpec, Template
 
 _HANDLERS = """
 import os
@@ -96,7 +85,7 @@ def test_a_handler_that_returned_while_its_consumer_stood_still_has_not_hung() -
     with HandlerProcess(ProcessSpec("kept:soon", "s", False), still) as process:
         process.begin()
         still.is_sent = True
-        assert process.run(piece()).how == DONE
+        assert process.run(piece()).how == How.DONE
 
 
 def test_the_time_in_which_all_stood_still_is_given_back_and_a_hang_is_seen_all_the_same() -> None:
@@ -104,11 +93,11 @@ def test_the_time_in_which_all_stood_still_is_given_back_and_a_hang_is_seen_all_
     with HandlerProcess(ProcessSpec("kept:long", "s", False, handler_s=3), still) as process:
         process.begin()
         still.is_sent = True
-        assert process.run(piece()).how == DONE, "4.5 s of work, of which 4 s passed while nobody looked"
+        assert process.run(piece()).how == How.DONE, "4.5 s of work, of which 4 s passed while nobody looked"
     with HandlerProcess(ProcessSpec("kept:long", "s", False, handler_s=1), lambda: None) as process:
         process.begin()
         began_s = time.monotonic()
-        assert process.run(piece()).how == HUNG
+        assert process.run(piece()).how == How.HUNG
         assert time.monotonic() - began_s < 3
 
 
@@ -116,18 +105,18 @@ def test_it_ends_by_itself_when_the_lease_ends_and_whoever_renews_it_stands_stil
     spec = ProcessSpec("kept:writes", "s", False, is_rehearsal=False, has_lease=True)
     with HandlerProcess(spec, lambda: None) as process:
         process.begin()
-        process.tell({LEASE: now_s() + 0.5})
+        process.tell(now_s() + 0.5)
         result = process.run(piece())
-    assert (result.how, result.error) == (DIED, "by SIGKILL")
+    assert (result.how, result.error) == (How.DIED, "by SIGKILL")
     assert int((folder / "effect").read_text()) < 25, "no effect long after the lease"
 
 
 def test_it_runs_on_for_as_long_as_it_is_told_of_renewals(folder: Path) -> None:
     spec = ProcessSpec("kept:writes", "s", False, is_rehearsal=False, has_lease=True)
-    process = HandlerProcess(spec, lambda: process.tell({LEASE: now_s() + 0.5}) and None)
+    process = HandlerProcess(spec, lambda: process.tell(now_s() + 0.5) and None)
     with process:
         process.begin()
-        assert process.run(piece()).how == DONE
+        assert process.run(piece()).how == How.DONE
     assert (folder / "effect").read_text() == "39"
 
 
@@ -147,7 +136,7 @@ def many_files() -> Iterator[None]:
 @pytest.mark.usefixtures("many_files")
 def test_a_consumer_with_more_than_a_thousand_open_files_has_one_too() -> None:
     with HandlerProcess(ProcessSpec("kept:soon", "s", False), lambda: None) as process:
-        assert process.run(piece()).how == DONE
+        assert process.run(piece()).how == How.DONE
 
 
 def test_a_message_that_its_process_did_not_take_has_not_run() -> None:
@@ -159,8 +148,8 @@ def test_a_message_that_its_process_did_not_take_has_not_run() -> None:
             os.kill(child.pid, signal.SIGSTOP)
             ends.append(child.pid)  # once it was sent: the next look ends it
             result = process.run(piece())
-            assert (result.how, "before it took the message" in result.error) == (NOT_RUN, True)
-        assert process.run(piece()).how == DONE, "the next one has a process again"
+            assert (result.how, "before it took the message" in result.error) == (How.NOT_RUN, True)
+        assert process.run(piece()).how == How.DONE, "the next one has a process again"
 
 
 def _kill(ends: list[int]) -> None:
@@ -185,7 +174,7 @@ def test_who_is_killed_while_the_kernel_ends_processes_for_want_of_memory_need_n
     with HandlerProcess(ProcessSpec("kept:writes", "s", False), end) as process:
         child = process.begin()
         result = process.run(piece())
-    assert (result.how, result.error[:10], result.is_in_doubt) == (DIED, "by SIGKILL", is_in_doubt)
+    assert (result.how, result.error[:10], result.is_in_doubt) == (How.DIED, "by SIGKILL", is_in_doubt)
 
 
 def test_one_that_we_may_not_end_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +187,7 @@ def test_one_that_we_may_not_end_ends_itself(monkeypatch: pytest.MonkeyPatch) ->
         child = process.begin()
         patch.setattr(os, "killpg", refuse)
         patch.setattr(os, "kill", refuse)
-        assert process.run(piece()).how == HUNG
+        assert process.run(piece()).how == How.HUNG
     assert child.returncode == -signal.SIGKILL
 
 
@@ -210,7 +199,7 @@ def test_an_end_is_seen_at_once_whatever_the_handler_did_to_signals_and_descript
         process.begin()
         began_s = time.monotonic()
         result = process.run(piece())
-        assert (result.how, result.error) == (DIED, told)
+        assert (result.how, result.error) == (How.DIED, told)
         assert time.monotonic() - began_s < 5
 
 
@@ -218,7 +207,7 @@ def test_the_template_may_go_at_any_moment() -> None:
     template, spec = Template(), ProcessSpec("kept:soon", "s", False)
     with HandlerProcess(spec, lambda: template._process.kill(), template=template) as process:
         for _ in range(2):
-            assert process.run(piece()).how == DONE, "what it has forked goes on"
+            assert process.run(piece()).how == How.DONE, "what it has forked goes on"
             process._kill()
     template.end()
 
@@ -259,11 +248,12 @@ def test_it_ends_at_once_with_who_asked_whatever_that_has_left_behind(folder: Pa
 def test_whose_asker_is_killed_ends_without_a_traceback(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     template = Template()
     ours, theirs = socket.socketpair()
-    with ours, theirs, (tmp_path / "where").open("wb") as where:
+    with theirs, (tmp_path / "where").open("wb") as where:
         forked = template.fork(theirs.fileno(), where.fileno())
         theirs.close()
-        ours.sendall(orjson.dumps(asdict(ProcessSpec("usher.deploy.bench.handlers:noop", "s", False))) + b"\n")
-        assert ours.recv(1, socket.MSG_PEEK)
+        with Connection(ours.detach()) as pipe:
+            pipe.send(ProcessSpec("usher.deploy.bench.handlers:noop", "s", False))
+            assert pipe.poll(20)
     forked.wait(20)
     template.end()
     assert "Traceback" not in capfd.readouterr().err

@@ -198,8 +198,7 @@ def test_what_fails_alike_is_one_group_and_a_consumer_of_a_former_version_leaves
     stage.link.call("HSET", stage.keys.attempts, ids[2], "1 1 0 0")
     stuck = StuckTickets(stage.link, stage.keys, "ticket_id")
     states, now_ms = {a.incarnation: "live"}, wall_ms()
-    stuck.advance(math.inf, True, states, Rulebook(), now_ms)
-    groups = stuck.groups(stuck.rows(states, Rulebook(), now_ms))
+    groups = stuck.look(math.inf, 3, states, Rulebook(), now_ms)
     assert [(one["state"], one["tickets"], one["messages_are_all"]) for one in groups] == [
         ("retrying", 2, True),
         ("retrying", 1, True),
@@ -207,9 +206,8 @@ def test_what_fails_alike_is_one_group_and_a_consumer_of_a_former_version_leaves
     assert groups[0]["text"].startswith("KeyError in ")
     assert groups[1]["text"] == ""
     assert [one["tickets_are_all"] for one in groups] == [True, True]
-    stuck.advance(0, True, states, Rulebook(), now_ms + 59_000)
-    assert len(stuck.groups([])) == 2, "of the last pass"
-    stuck.advance(0, True, states, Rulebook(), now_ms + 59_000 + 61_000)
-    assert not stuck.groups([]), "nobody has looked for a minute, and it may be otherwise now"
+    assert len(stuck.look(0, 3, states, Rulebook(), now_ms)) == 2, "of the last scan"
+    stuck.forget()
+    assert not stuck.look(0, 3, states, Rulebook(), now_ms), "nobody has looked, and it may be otherwise now"
     assert rows(stage)["V"]["last_error"] is None
     assert Attempts(1, 1) == Attempts(*(rows(stage)["V"][name] for name in ("attempts", "charged")))  # type: ignore[arg-type]

@@ -20,7 +20,6 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import Registration, name_of
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, pairs, parse_record
-from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.leader.leader_scripts import LeaderScripts, Page
@@ -45,10 +44,9 @@ class Mirror(RedisModel):
         super().__init__(claiming_drops_the_bodiless=int(version.partition(":")[2].partition(".")[0]) >= 7)
         self._link = link
         self._keys = Keys("ticket_stream", "g")
-        self._scripts = ScriptRunner(link)
         TicketStream(link, self._keys).create_group(b"0-0")
-        _, epoch = self._scripts.run("elect", (self._keys.leader, self._keys.counters), ("http://one", LEASE_MS, ""))
-        self._steps = LeaderScripts(self._scripts, self._keys, int(epoch), "ticket_id")
+        _, epoch = self._link.run("elect", (self._keys.leader, self._keys.counters), ("http://one", LEASE_MS, ""))
+        self._steps = LeaderScripts(self._link, self._keys, int(epoch), "ticket_id")
         self._steps.begin()
         self._letters = DeadLetters(link, self._keys)
         self._told: dict[str, str] = {}
@@ -110,7 +108,7 @@ class Mirror(RedisModel):
 
     def _owner_steps(self, incarnation: str) -> OwnerScripts:
         name, _, generation = incarnation.partition(":")
-        return OwnerScripts(self._scripts, self._keys, Registration(name, "", "", 1, 1, generation=int(generation)))
+        return OwnerScripts(self._link, self._keys, Registration(name, "", "", 1, 1, generation=int(generation)))
 
     # ---- the scripts ---------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from tests.integration.factories import FIELD, World, hand_over, plan
 from tests.integration.memory import full_memory
 from usher.common.protocol.marks import MarkFields
 from usher.common.redis.client import CommandRefused
-from usher.master.cli.rules import consumers, slow
+from usher.master.cli.commands import consumers, slow
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.leader.elector import Lead
 from usher.master.leader.limits import LeaderLimits
@@ -115,7 +115,7 @@ class TestChange:
     def test_a_rule_of_a_tenant_where_there_are_none_says_so(self, world: World, field: str, is_told: bool) -> None:
         environ = environ_of(world) | {"USHER_TENANT_FIELD": field}
         told = CliRunner().invoke(slow, ["--tenant", "acme", "--rate", "5"], env=environ)
-        assert (told.exit_code, "USHER_TENANT_FIELD is empty" in told.stderr) == (0, is_told)
+        assert (told.exit_code, "USHER_TENANT_FIELD is empty" in told.output) == (0, is_told)
 
     def test_it_tells_what_it_ends(self, rules: LiveRules) -> None:
         """`usher slow` let a ticket go on that was paused, and said "replaced"."""

@@ -25,7 +25,6 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, before
 from usher.common.redis.client import Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.router.router import Mode, StreamRouter
 from usher.master.operations.trimming import Trimming
 from usher.master.policy.trim import Nothing, decide, readers
@@ -508,7 +507,7 @@ def test_a_uid_of_any_length_is_told_apart(outbox: Outbox, consumers: Callable[.
 
 
 def _note(link: Link, version: int, last_id: bytes, replace: str = "") -> int:
-    return int(ScriptRunner(link).run("note_checkpoint", (KEYS.checkpoints,), ("one", version, last_id, replace)))
+    return int(link.run("note_checkpoint", (KEYS.checkpoints,), ("one", version, last_id, replace)))
 
 
 def test_a_late_note_changes_nothing(link: Link) -> None:

@@ -30,7 +30,9 @@ def test_the_streamer(sqlite_outbox: Outbox, redis_url: str) -> None:
 
 
 def test_the_trimmer(redis_url: str) -> None:
-    check_contract(lambda: Trimmer(Link(redis_url, "test"), Keys(STREAM, "g"), _lead(), 0.01, Retention()))
+    check_contract(
+        lambda: Trimmer(Link(redis_url, "test"), lambda: [STREAM.encode()], 0.01, Retention(), Keys(STREAM, "g"))
+    )
 
 
 def test_a_master_trims_only_when_it_is_told_to(redis_url: str) -> None:

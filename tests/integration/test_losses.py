@@ -9,14 +9,13 @@ import pytest
 from tests.integration.actors import Stage
 from tests.integration.group_loss import T, destroy_group, half_done, leader, settle
 from usher.common.doctor.collector import collect
-from usher.common.doctor.judgements import judge_stream
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.mishaps import DeclaredLoss, losses_command, parse_losses
 from usher.common.protocol.stream_id import ZERO, before, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, redis_ms
 from usher.common.runtime.settings import CommonSettings, load
-from usher.master.cli.status import drawn, look
+from usher.master.cli.commands import drawn, look
 from usher.master.insight.status import StatusReader
 from usher.master.leader.leader_scripts import LossBook
 
@@ -44,7 +43,8 @@ def test_a_lost_group_is_declared_with_the_ids_that_may_run_again(stage: Stage) 
     first = "may run again: between"
     seen = look(StatusReader(stage.link, stage.keys), None, load(CommonSettings, {"USHER_STATE_DIR": "/nowhere"}))
     assert first in seen["last_loss"]["text"] and drawn(seen)
-    told = [one for one in judge_stream(collect(stage.link, stage.keys, 10_000)) if one.check == "declared loss"]
+    found = collect(stage.link, stage.keys, 10_000).stream or ()
+    told = [one for one in found if one.check == "declared loss"]
     assert len(told) == 1 and first in told[0].seen and told[0].severity.value == "warn"
 
 

@@ -127,7 +127,7 @@ def test_the_bell_rings_once_for_each_though_answers_are_lost(
         a.flush()
     a.flush()
     assert sorted(rung) == _tickets(stage)
-    assert a.acker.dead_letters == len(rung) == _MANY
+    assert len(rung) == _MANY
 
 
 def test_the_bell_rings_though_the_ticket_went_on_before_it_was_asked_again(stage: Stage) -> None:

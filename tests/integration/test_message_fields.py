@@ -100,10 +100,8 @@ def test_a_list_is_read_in_one_call_and_without_chosen_fields_in_none(
     rows: list[dict[str, Any]] = [{"id": "1-1"}, {"id": "2-1"}, {"id": "5-1"}]
     for names, expected in ((("order",), ["read_fields"]), ((), [])):
         made = reader(filled, *names)
-        run = made._scripts.run
-        monkeypatch.setattr(
-            made._scripts, "run", lambda name, *more, run=run: (calls.append(name), run(name, *more))[1]
-        )
+        run = made._link.run
+        monkeypatch.setattr(made._link, "run", lambda name, *more, run=run: (calls.append(name), run(name, *more))[1])
         made.add(rows, lambda row: row["id"])
         assert calls == expected
         calls.clear()

@@ -57,7 +57,7 @@ def test_what_waits_behind_a_halted_message_is_told_alike(world: World) -> None:
     for later in (0, 1, 2):
         if later:
             sent += world.parked(leader, b"T", b"%d-1" % (2000 + later))
-        [row] = _pulse(world.link, world.keys).last["stuck"]
+        [[row]] = [group["rows"] for group in _pulse(world.link, world.keys).last["groups"]]
         assert (row["state"], row["behind"], row["behind_is_exact"]) == ("halted", 2 + later, True)
         told = View(CommonSettings(), world.link, world.keys).explain("T")
         assert f"{2 + later} wait behind {sent[0].decode()}, the next is {sent[1].decode()}" in told["sentences"]

@@ -14,7 +14,6 @@ from werkzeug.test import Client
 from tests.doors import Site, busy, sign_in
 from tests.integration.factories import World
 from usher.cli import usher
-from usher.common.http.auth import SignedOut
 from usher.common.http.credentials import Identity, Role
 
 _PAGES = (
@@ -149,13 +148,14 @@ def test_what_is_not_there_or_wrong_is_a_page_too(site: Site, path: str) -> None
     assert told.mimetype == "application/problem+json"
 
 
-def test_files_are_kept_by_browsers_as_long_as_their_address_is_that_of_their_content(site: Site) -> None:
+def test_files_are_kept_by_browsers_that_ask_whether_they_are_still_the_same(site: Site) -> None:
     for address in re.findall(r'(?:href|src)="(/static/[^"]+)"', site.get("/").text):
-        answered = site.get(address)
-        assert answered.status_code == 200
-        assert "immutable" in answered.headers["Cache-Control"]
-        assert answered.headers["X-Content-Type-Options"] == "nosniff"
-        assert site.get(address[:-3]).headers["Cache-Control"] == "no-store"
+        with site.get(address) as answered:
+            assert answered.status_code == 200
+            assert answered.headers["Cache-Control"] == "no-cache"
+            assert answered.headers["X-Content-Type-Options"] == "nosniff"
+        with site.client.get(address, headers={"If-None-Match": answered.headers["ETag"]}) as again:
+            assert (again.status_code, again.data) == (304, b"")
 
 
 def test_letters_are_redriven_and_the_log_says_who_and_why(site: Site, world: World) -> None:
@@ -287,7 +287,7 @@ def test_a_session_whose_user_has_signed_out_is_none_at_any_master_although_its_
     cookie = sites[0].client.get_cookie("usher")
     assert cookie is not None
     for site, other in zip(sites, others, strict=True):
-        site.app.extensions["usher_doorman"].ended = SignedOut(world.link, world.keys)
+        site.app.extensions["usher_doorman"].noted_in = world.link, world.keys
         other.set_cookie("usher", cookie.value)
         assert other.get("/api/messages/9-9").status_code == 404
     sites[0].post("/logout")

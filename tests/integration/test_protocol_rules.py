@@ -113,7 +113,7 @@ _begin = Dispatcher._begin
 
 def _begin_with_what_was(dispatcher: Any, epoch: int) -> None:
     if dispatcher.board.consumers:
-        dispatcher._steps = LeaderScripts(dispatcher._scripts, dispatcher._keys, epoch, FIELD)
+        dispatcher._steps = LeaderScripts(dispatcher._link, dispatcher._keys, epoch, FIELD)
     else:
         _begin(dispatcher, epoch)
 

@@ -16,7 +16,7 @@ from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import Attempts
 from usher.consumer.execution.lanes import Lane
 from usher.consumer.handlers.message import Message
-from usher.consumer.isolation.process import NOT_RUN, CallResult, Piece
+from usher.consumer.isolation.process import CallResult, How, Piece
 from usher.consumer.lifecycle.journal import read_journal
 from usher.consumer.lifecycle.process_ending import note_crash
 
@@ -176,7 +176,7 @@ class _Gone:
     is_fresh = True
 
     def run(self, _piece: Piece) -> CallResult:
-        return CallResult(NOT_RUN, "ended")
+        return CallResult(How.NOT_RUN, "ended")
 
     def end(self, gently: bool) -> None:
         pass

@@ -10,7 +10,6 @@ from tests.integration.factories import FIELD, NASTY_TICKETS, Owner, World
 from usher.common.base.errors import Fenced, ReplyUnknown
 from usher.common.redis.client import Link
 from usher.common.redis.replies import HandOver
-from usher.common.redis.scripts import ScriptRunner
 from usher.master.leader.leader_scripts import LeaderScripts
 
 
@@ -63,7 +62,7 @@ def test_a_former_leader_asks_for_nothing(world: World) -> None:
     asked = _held(world, b"T")
     world.link.call("DEL", world.keys.leader)
     with Link(world.link.url, "test:two") as link:
-        LeaderScripts(ScriptRunner(link), world.keys, world.elect("http://two").epoch, FIELD).begin()
+        LeaderScripts(link, world.keys, world.elect("http://two").epoch, FIELD).begin()
         with world.unchanged(), pytest.raises(Fenced):
             late.recall(a.incarnation, asked)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from usher.common.redis.endpoints import make_connection
+from usher.common.redis.endpoints import server_of
 from usher.common.redis.private_names import hear_changes, socket_of
 
 
 def test_the_socket_is_what_leads_to_the_server(redis_url: str) -> None:
-    connection = make_connection(redis_url, "test:private", 2.0)
+    connection = server_of(redis_url).connection("test:private", 2.0)
     assert socket_of(connection) is None
     connection.connect()
     with contextlib.closing(socket_of(connection)) as sock:
@@ -22,7 +22,7 @@ def test_the_socket_is_what_leads_to_the_server(redis_url: str) -> None:
 
 
 def test_reports_of_changes_are_heard_while_replies_are_read(redis_url: str) -> None:
-    connection, news = make_connection(redis_url, "test:private", 2.0), list[list[bytes] | None]()
+    connection, news = server_of(redis_url).connection("test:private", 2.0), list[list[bytes] | None]()
     connection.connect()
     connection.protocol = 3
     hear_changes(connection, news.append)

@@ -14,7 +14,6 @@ import pytest
 from tests.integration.factories import LEASE_MS, World
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.status import StatusReader
 from usher.master.membership.registry import Membership, NameInUse, RegistrationOver, read_registry
 
@@ -298,14 +297,14 @@ def test_one_process_that_asks_several_masters_at_once_is_one_incarnation(world:
 def test_when_others_always_come_first_it_is_given_up_for_now(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process takes and leaves the name between our look and our call, again and again."""
     other = Link(world.link.url, "test:other")
-    run: Callable[..., object] = ScriptRunner.run
+    run: Callable[..., object] = Link.run
 
-    def run_late(scripts: ScriptRunner, name: str, *rest: object) -> object:
+    def run_late(scripts: Link, name: str, *rest: object) -> object:
         if name == "register":
             other.call("HSET", world.keys.consumers, "a", replace(_asked(), generation=1).dump())
         return run(scripts, name, *rest)
 
-    monkeypatch.setattr(ScriptRunner, "run", run_late)
+    monkeypatch.setattr(Link, "run", run_late)
     with pytest.raises(Exception, match="registered again and again"):
         world.members.register(_asked())
     assert world.link.call("KEYS", world.keys.lease("*")) == []

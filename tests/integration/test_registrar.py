@@ -37,7 +37,6 @@ class Master:
                     return  # heard, and not answered
                 body = json.dumps(document).encode()
                 self.send_response(status)
-                self.send_header("Retry-After", "7")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -61,12 +60,6 @@ def master() -> Iterator[Master]:
     made = Master()
     yield made
     made.close()
-
-
-def test_the_client_tells_after_what_pause_a_master_wants_to_be_asked_again(master: Master) -> None:
-    master.answers.append((429, {}))
-    answer = MasterClient([master.url], "").post("/", b"{}")
-    assert (answer.status, answer.retry_after_s) == (429, 7.0)
 
 
 def test_why_no_master_could_is_told_as_the_master_told_it(master: Master) -> None:

@@ -119,10 +119,10 @@ def test_an_entry_whose_body_is_gone_is_still_the_owners_to_end(world: World) ->
     first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
     world.make_idle(a.incarnation, LEASE_MS, first, second)
     world.delete(first)
-    index = world.state().index
+    record = world.stream.record_of(b"T")
     assert a.steps.renew(LEASE_MS)[0] == "live"
     assert world.pending() == {a.name: [second] if world.claiming_drops_the_bodiless else [first, second]}
-    assert world.state().index == index
+    assert world.stream.record_of(b"T") == record
     a.steps.ack([first])
     assert world.pending() == {a.name: [second]}
 

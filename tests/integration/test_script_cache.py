@@ -12,7 +12,7 @@ from tests.proxy import Proxy
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import CommandRefused, Link, ScriptMissing
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.common.redis.scripts import ScriptRunner, source, with_memory_flag
+from usher.common.redis.scripts import source, with_memory_flag
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy.board.plans import NOTHING
 
@@ -62,8 +62,8 @@ def test_two_connections_share_what_the_server_knows(world: World, any_redis_url
     world.elect()
     with Link(any_redis_url, "test:other") as other:
         world.link.call("CONFIG", "RESETSTAT")
-        ScriptRunner(other).run("resign", (world.keys.leader,), ("1",))
-        ScriptRunner(world.link).run("resign", (world.keys.leader,), ("1",))
+        other.run("resign", (world.keys.leader,), ("1",))
+        world.link.run("resign", (world.keys.leader,), ("1",))
     calls = commands(world.link)
     assert calls["evalsha"] == 2
     assert calls["eval"] in (1, 4), "the text once; Redis 6.2 refuses a `#!lua` line once per runner"
@@ -75,7 +75,7 @@ def test_a_reply_that_was_lost_is_not_a_script_that_is_missing(world: World, any
     world.send(b"T", b"1-1", b"2-1")
     with Proxy(any_redis_url) as proxy:
         far = Link(proxy.url, "far")
-        steps = LeaderScripts(ScriptRunner(far), world.keys, leader.epoch, FIELD)
+        steps = LeaderScripts(far, world.keys, leader.epoch, FIELD)
         assert [found.id for found in fetch(steps, 1)] == [b"1-1"]
         news = read(steps, 1)
         proxy.on_reply = lambda chunk: None
@@ -90,12 +90,11 @@ def test_a_reply_lost_after_a_flush_happened_once_or_not_at_all(world: World, an
     world.link.call("HSET", world.keys.counters, "generation", 1 << 52)
     with Proxy(any_redis_url) as proxy:
         far = Link(proxy.url, "far")
-        runner = ScriptRunner(far)
-        runner.run("next_generation", (world.keys.counters,), ())
+        far.run("next_generation", (world.keys.counters,), ())
         world.link.call("SCRIPT", "FLUSH")
         proxy.on_reply = lambda chunk: chunk if chunk.startswith(b"-NOSCRIPT") else None
         with pytest.raises(ReplyUnknown):
-            runner.run("next_generation", (world.keys.counters,), ())
+            far.run("next_generation", (world.keys.counters,), ())
         far.close()
     assert world.link.call("HGET", world.keys.counters, "generation") == b"%d" % ((1 << 52) + 2)
 
@@ -117,13 +116,12 @@ def test_every_script_is_understood_by_the_server_with_and_without_its_first_lin
 
 def test_after_a_restart_of_the_server_the_first_call_succeeds(tmp_path_short: Path) -> None:
     with EmbeddedRedis(tmp_path_short, port=None, durable=False) as server, Link(server.url, "test") as link:
-        runner = ScriptRunner(link)
-        runner.run("next_generation", ("counters",), ())
+        link.run("next_generation", ("counters",), ())
         server.stop()
         server.start()
         with pytest.raises(ReplyUnknown):
-            runner.run("next_generation", ("counters",), ())  # the old connection
-        assert int(runner.run("next_generation", ("counters",), ())) > 0
+            link.run("next_generation", ("counters",), ())  # the old connection
+        assert int(link.run("next_generation", ("counters",), ())) > 0
 
 
 def test_all_scripts_are_read_at_once_and_none_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from tests.integration.factories import World
 from tests.integration.test_scripts_and_wrong_types import _CALLS, _stage
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.keys import LogKeys
-from usher.common.redis.client import CommandRefused
-from usher.common.redis.scripts import _NUMBERS, ScriptRunner, _texts, source
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.scripts import _NUMBERS, _texts, source
 
 _WRONG = ("1e18", "1000000000000000001", "-1", "nan", "inf", "1e308", "0x10", "", "abc", "1.5")
 _TEXTS = _texts()[0]
@@ -42,14 +42,14 @@ def test_a_wrong_number_changes_nothing_and_is_answered_at_once(
 ) -> None:
     leader, living, dead = _stage(world)
     calls: list[tuple[str, list[Any], list[Any]]] = []
-    real = ScriptRunner.run
+    real = Link.run
 
-    def noted(self: ScriptRunner, name: str, keys: Any, args: Any, *more: Any) -> Any:
+    def noted(self: Link, name: str, keys: Any, args: Any, *more: Any) -> Any:
         calls.append((name, list(keys), list(args)))
         return real(self, name, keys, args, *more)
 
     head = world.head(b"T")
-    monkeypatch.setattr(ScriptRunner, "run", noted)
+    monkeypatch.setattr(Link, "run", noted)
     _CALLS[step](world, leader, living, dead, head)
     for name, keys, args in calls:
         digest = world.link.call("SCRIPT", "LOAD", source(name))

@@ -12,9 +12,8 @@ import pytest
 
 from tests.proxy import Proxy
 from tests.topologies import until
-from usher.common.cli.send import Sender, SendingStopped, incidents
+from usher.common.cli.send import incidents
 from usher.common.redis.client import Link
-from usher.common.sending.producer import Outgoing
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAM = "ticket_stream"
@@ -114,24 +113,21 @@ def test_a_redis_that_is_not_there_is_exit_code_2_and_names_the_setting() -> Non
 
 
 def test_of_a_batch_that_is_refused_in_its_middle_nothing_is_certain(redis_url: str, link: Link) -> None:
-    sender = Sender(link, STREAM, "ticket_id")
     link.call("XADD", STREAM, "18446744073709551615-18446744073709551614", "a", "b")  # leaves room for one more id
-    with pytest.raises(SendingStopped, match="smaller than the target stream|exhausted"):
-        sender.send([Outgoing(str(number), {}) for number in range(3)])
-    assert (sender.accepted, sender.unknown) == (0, 3)
+    done = usher_send(redis_url, "--simulate", "3", "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["sent"], told["unknown"]) == (1, 0, 3)
+    assert "smaller than the target stream" in told["error"] or "exhausted" in told["error"]
 
 
 def test_a_lost_reply_is_unknown_and_not_sent_again(redis_url: str, link: Link) -> None:
     with Proxy(redis_url) as proxy:
-        through = Link(proxy.url, "test:lossy", timeout_s=2.0)
-        sender = Sender(through, STREAM, "ticket_id")
-        sender.send([Outgoing("1", {}), Outgoing("2", {})])
-        proxy.on_reply = lambda chunk: None
-        with pytest.raises(SendingStopped, match="broke before the reply"):
-            sender.send([Outgoing("3", {}), Outgoing("4", {}), Outgoing("5", {})])
-        through.close()
-    assert (sender.accepted, sender.unknown) == (2, 3)
-    assert link.call("XLEN", STREAM) == 5
+        proxy.on_reply = lambda chunk: None if link.call("XLEN", STREAM) == 503 else chunk
+        done = usher_send(proxy.url, "--simulate", "503", "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["sent"], told["unknown"]) == (1, 500, 3)
+    assert "broke before the reply" in told["error"]
+    assert link.call("XLEN", STREAM) == 503
 
 
 def test_a_closed_standard_input_is_told(redis_url: str) -> None:

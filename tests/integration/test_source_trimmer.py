@@ -21,12 +21,10 @@ from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.acl import programs
 from usher.common.redis.client import Arg, Link
-from usher.common.redis.scripts import ScriptRunner
-from usher.master.operations.trimming import cut_call
+from usher.master.operations import trimming
+from usher.master.operations.trimming import Trimmer, cut_call
 from usher.master.policy.trim import Retention
-from usher.master.sources import services as trimmer_module
 from usher.master.sources.gatherer import Gatherer
-from usher.master.sources.services import SourceTrimmer
 
 #: Entries of a node of a stream: whole nodes are cut.
 NODE = 10
@@ -59,7 +57,7 @@ class Master:
         self.gatherer.hold(ALL)
         self.gatherer.rounds.found(name.encode() for name in sources)
         retention = Retention(keep_s, archived_only=archived_only)
-        self.trimmer = SourceTrimmer(self.link, "g", self.gatherer, 5.0, retention)
+        self.trimmer = Trimmer(self.link, lambda: self.gatherer.rounds.mine, 5.0, retention, gathered_by="g")
 
     def gather(self) -> None:
         self.world.stream.create_group(b"0-0")
@@ -191,9 +189,9 @@ def test_a_stream_that_came_with_its_group_under_another_name_stays_until_it_is_
         master.gather()
         master.trim()
     assert _left(world, "t:2") == (100, b"1-1")
-    assert ScriptRunner(link).run("trim", *cut_call("t:2", b"100-1", 100, False, "g"))[0] == b"NEEDED"
+    assert link.run("trim", *cut_call("t:2", b"100-1", 100, False, "g"))[0] == b"NEEDED"
     link.call("HSET", LogKeys("t:2").groups, "h", "100-1")
-    assert ScriptRunner(link).run("trim", *cut_call("t:2", b"100-1", 100, False, "g"))[0] == b"NEEDED"
+    assert link.run("trim", *cut_call("t:2", b"100-1", 100, False, "g"))[0] == b"NEEDED"
     link.call("DEL", LogKeys("t:2").groups)
     more = world.send("t:2", "101-1")
     master.gatherer.changed([b"t:2"])
@@ -220,7 +218,7 @@ def test_another_stream_in_its_place_between_look_and_cut_loses_nothing(
         link.call("XGROUP", "CREATE", "t:1", "g", group)
     master.trimmer._cut(floors)
     assert _left(world, "t:1") == (79, b"2-1")
-    verdict, told = ScriptRunner(link).run("trim", *cut_call("t:1", b"100-1", 100, False, "g"))
+    verdict, told = link.run("trim", *cut_call("t:1", b"100-1", 100, False, "g"))
     assert (verdict, told) == (
         b"NEEDED",
         b"group g" if group in ("0-0", "40-1") else b"group g, which has not gathered it,",
@@ -308,9 +306,7 @@ def test_what_is_young_stays_unless_memory_is_needed(
 ) -> None:
     hour, now_ms = 3_600_000, [2_000_000_000_000]
     share = [0.1]
-    monkeypatch.setattr(
-        trimmer_module, "look_at_memory", lambda link: (now_ms[0], MemoryUse(int(100 * share[0]), 100, True))
-    )
+    monkeypatch.setattr(trimming, "look_at_memory", lambda link: (now_ms[0], MemoryUse(int(100 * share[0]), 100, True)))
     world.send("t:1", *(f"{now_ms[0] - 48 * hour + at * hour // 10}-1" for at in range(480)))
     master = Master(world, redis_url, ["t:1"], keep_s=86_400.0)
     master.gather()
@@ -372,7 +368,7 @@ def test_what_a_lost_reply_has_moved_is_cut_too(world: Gathered, redis_url: str)
     master.trim()
     world.send("t:1", *_ids(6, 100))
     master.gatherer.changed([b"t:1"])
-    run = master.gatherer._scripts.run
+    run = master.gatherer._link.run
     lost = [ReplyUnknown("lost")]
 
     def lose(*given: Any) -> Any:
@@ -381,7 +377,7 @@ def test_what_a_lost_reply_has_moved_is_cut_too(world: Gathered, redis_url: str)
             raise lost.pop()
         return told
 
-    master.gatherer._scripts.run = lose  # type: ignore[method-assign]
+    master.gatherer._link.run = lose  # type: ignore[method-assign]
     with pytest.raises(ReplyUnknown):
         master.gather()
     master.gather()

@@ -116,18 +116,6 @@ def test_a_subscriber_that_waits_gets_everything_and_nobody_waits_for_it(router:
     assert slow.resets == 0
 
 
-def test_a_paused_subscription_is_not_read_for_until_it_is_resumed(router: StreamRouter, link: Link) -> None:
-    tally = Tally()
-    subscription = router.subscribe("s", on_entries=tally)
-    subscription.pause()
-    add(link, "s", "1-1")
-    other = router.subscribe("s")
-    assert taken(other, 1) == [b"1-1"]
-    assert tally.count == 0
-    subscription.resume()
-    until(lambda: tally.ids == {b"s": [b"1-1"]})
-
-
 def test_a_callback_that_fails_ends_its_own_subscription_only(router: StreamRouter, link: Link) -> None:
     def fail(_subscription: object, _entries: object) -> None:
         raise ValueError("no")

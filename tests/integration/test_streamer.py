@@ -25,7 +25,6 @@ from usher.common.outbox.rows import FIELDS, queries
 from usher.common.outbox.store import LogRecord, write_to_outbox
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, find_redis_server
-from usher.common.redis.scripts import ScriptRunner
 from usher.master.settings import StreamerSettings
 from usher.master.streamer import program as streamer
 from usher.master.streamer.program import StreamerProgram
@@ -200,12 +199,12 @@ def test_a_streamer_without_the_lease_adds_nothing(
     sqlite_outbox.stage_many(3)
     assert two.streamer.run_once() > 0.5, "a standby waits"
     epoch = str(one.lead.epoch)
-    scripts, keys = ScriptRunner(link), (one.keys.stream, one.keys.leader)
+    keys = (one.keys.stream, one.keys.leader)
     values = (len(FIELDS) + 1, "ticket_id", *FIELDS, "T", "u", "a", "o", "{}")
     for wrong in (epoch[:-1], epoch + "0", "0", ""):
-        assert scripts.run("emit", keys, (wrong, *values)) == b"FENCED"
+        assert link.run("emit", keys, (wrong, *values)) == b"FENCED"
     link.call("DEL", one.keys.leader)
-    assert scripts.run("emit", keys, (epoch, *values)) == b"FENCED"
+    assert link.run("emit", keys, (epoch, *values)) == b"FENCED"
     assert link.call("EXISTS", STREAM) == 0
     assert two.elect() is not None
     one.turn()
@@ -223,8 +222,7 @@ def test_a_lost_answer_means_a_new_epoch_and_the_same_batch_again(
         hand.turn()  # the script is known to the server, and to the streamer
         written = first + sqlite_outbox.stage_many(3)
         before = hand.lead.epoch
-        scripts = ScriptRunner(link)
-        scripts.run(
+        link.run(
             "emit", (hand.keys.stream, hand.keys.leader), ("0", 1, "f")
         )  # known to the server: no NOSCRIPT in the way
         proxy.on_reply = lambda chunk: None
@@ -237,7 +235,7 @@ def test_a_lost_answer_means_a_new_epoch_and_the_same_batch_again(
         assert uids(link) == written, "nothing is sent while in doubt"
         assert hand.elect() != before
         late = (str(before), 2, "ticket_id", "uid", "T", "late")
-        assert scripts.run("emit", (hand.keys.stream, hand.keys.leader), late) == b"FENCED"
+        assert link.run("emit", (hand.keys.stream, hand.keys.leader), late) == b"FENCED"
         hand.turn(2)
     assert uids(link) == written + written[1:]
     assert sqlite_outbox.store.waiting()[0] == 0

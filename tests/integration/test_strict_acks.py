@@ -16,7 +16,6 @@ from tests.integration.routers import until
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RetryLater
 from usher.common.redis.client import Link
-from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.async_pool import LaneWorker
 from usher.consumer.execution.lanes import Lanes
@@ -37,7 +36,7 @@ def _acker(world: World, lanes: Lanes, enough: int = 500, was_quiet: bool = Fals
     owner = world.join("a")
     world.owned(world.elect(), owner, b"T", b"1-1", b"2-1")
     link = Link(world.link.url, "test:ack")
-    steps = OwnerScripts(ScriptRunner(link), world.keys, owner.registration)
+    steps = OwnerScripts(link, world.keys, owner.registration)
     reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 8, 1008, 512)
     acker = Acker(steps, lanes, reporter, (_NEVER_S, enough), 0, lambda why: None)
     acker._flushed_s = -math.inf if was_quiet else now_s()
@@ -84,7 +83,7 @@ def test_a_ticket_by_itself_does_not_wait_for_others_to_finish(world: World) -> 
     with _acker(world, lanes) as acker:
         for count in (1, 2):
             _finish(lanes, acker, strict=True)
-            until(lambda least=count: acker.acknowledged >= least)
+            until(lambda least=count: acker.counts.outcomes["done"] >= least)
     assert world.pending() == {}
 
 
@@ -102,7 +101,7 @@ def test_pipelined_messages_are_waited_for(world: World) -> None:
     with _acker(world, lanes) as acker:
         _finish(lanes, acker, strict=False)
         assert not acker._write_now.is_set()
-        assert acker.acknowledged == 0
+        assert acker.counts.outcomes["done"] == 0
 
 
 def test_as_many_as_are_worth_a_call_wait_for_no_more(world: World) -> None:
@@ -110,20 +109,20 @@ def test_as_many_as_are_worth_a_call_wait_for_no_more(world: World) -> None:
     with _acker(world, lanes, enough=2) as acker:
         _finish(lanes, acker, strict=False)
         until(lambda: acker._lingering)
-        assert acker.acknowledged == 0
+        assert acker.counts.outcomes["done"] == 0
         _finish(lanes, acker, strict=False)
-        until(lambda: acker.acknowledged >= 2)
+        until(lambda: acker.counts.outcomes["done"] >= 2)
 
 
 def test_what_finishes_after_a_quiet_time_is_written_at_once_and_then_more_is_waited_for(world: World) -> None:
     lanes = _lanes()
     with _acker(world, lanes, was_quiet=True) as acker:
         _finish(lanes, acker, strict=False)
-        until(lambda: acker.acknowledged >= 1)
+        until(lambda: acker.counts.outcomes["done"] >= 1)
         _finish(lanes, acker, strict=False)
         until(lambda: acker._lingering)
         assert not acker._write_now.is_set()
-        assert acker.acknowledged == 1
+        assert acker.counts.outcomes["done"] == 1
 
 
 def test_where_the_incarnation_ends_nothing_waits_for_more_to_finish(world: World) -> None:
@@ -134,9 +133,9 @@ def test_where_the_incarnation_ends_nothing_waits_for_more_to_finish(world: Worl
         _finish(lanes, acker, strict=False)
         until(lambda: acker._lingering)
         acker.hurry()
-        until(lambda: acker.acknowledged >= 1)
+        until(lambda: acker.counts.outcomes["done"] >= 1)
         _finish(lanes, acker, strict=False)
-        until(lambda: acker.acknowledged >= 2)
+        until(lambda: acker.counts.outcomes["done"] >= 2)
 
 
 def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:
@@ -147,15 +146,13 @@ def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:
         a.read()
         a.acker._linger_s, a.acker._flushed_s = _NEVER_S, now_s()
         link = Link(stage.url, "test:drain")
-        drain = Drain(
-            OwnerScripts(ScriptRunner(link), stage.keys, a.registration), a.lanes, a.reader, a.acker, LEASE_MS
-        )
+        drain = Drain(OwnerScripts(link, stage.keys, a.registration), a.lanes, a.reader, a.acker, LEASE_MS)
         run = a.start()
         assert run is not None
         a.acker.start()
         run.succeed()
         until(lambda: a.acker._lingering)
-        assert drain.run(_PATIENCE_S, lambda: None)
+        assert drain.run(_PATIENCE_S)
         link.close()
         a.acker.stop()
         assert a.acker.join(_PATIENCE_S)
@@ -197,7 +194,7 @@ def test_a_runner_writes_its_own_acknowledgement_and_leaves_what_may_take_long(a
         a.read()
         worker = LaneWorker(0, a.executor, lambda message: None)
         worker.start()
-        until(lambda: a.acker.acknowledged == 1)
+        until(lambda: a.acker.counts.outcomes["done"] == 1)
         a.lanes.pause()
         worker.stop()
         assert worker.join(_PATIENCE_S)
@@ -219,9 +216,11 @@ def test_what_a_runner_could_not_write_for_sure_the_acker_is_woken_to_write_befo
         a.link.troubles["ack"] = trouble
         a.acker._IDLE_S = 60.0  # type: ignore[misc]
         a.acker.start()
-        worker = LaneWorker(0, a.executor, lambda message: begun.append((message.stream_id, a.acker.acknowledged)))
+        worker = LaneWorker(
+            0, a.executor, lambda message: begun.append((message.stream_id, a.acker.counts.outcomes["done"]))
+        )
         worker.start()
-        until(lambda: a.acker.acknowledged == 2)
+        until(lambda: a.acker.counts.outcomes["done"] == 2)
         a.lanes.pause()
         for service in (worker, a.acker):
             service.stop()

@@ -268,10 +268,10 @@ def test_what_a_living_owner_has_without_its_body_stays_its_own_to_end(world: Wo
     leader, a = world.elect(), world.join("a")
     first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
     world.delete(first)
-    index = world.state().index
+    record = world.stream.record_of(b"T")
     assert _sweep(leader, [a.incarnation]) == Swept(b"0-0", [], [])
     assert world.pending() == {a.name: [second] if world.claiming_drops_the_bodiless else [first, second]}
-    assert world.state().index == index
+    assert world.stream.record_of(b"T") == record
     assert world.dead() == []
     a.steps.ack([first])
     assert world.pending() == {a.name: [second]}

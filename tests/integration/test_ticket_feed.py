@@ -14,10 +14,9 @@ import pytest
 from tests.doors import doorman
 from tests.integration.factories import FIELD, World
 from tests.integration.gathered import Gathered
-from tests.integration.routers import PATIENCE_S, until
+from tests.integration.routers import PATIENCE_S
 from tests.live import lines
-from tests.proxy import Proxy
-from usher.common.base.errors import RedisTrouble, ReplyUnknown
+from usher.common.base.errors import RedisTrouble
 from usher.common.http import app as web
 from usher.common.http.credentials import Identity, Role
 from usher.common.http.push import LiveStream, LiveStreams
@@ -263,35 +262,6 @@ def next_event(told_lines: Iterator[bytes]) -> dict[str, Any]:
 # -- answers that get lost
 
 _KEYS = Keys("tickets", "usher")
-
-
-def test_the_state_of_an_idle_ticket_is_told_though_a_reply_about_another_one_got_lost(redis_url: str) -> None:
-    """The records were read and the attempts were not: what was read has to be told by the next look all the same."""
-    lost = []
-
-    def lose_once(chunk: bytes) -> bytes | None:
-        if b"3 3 0 0" in chunk and not lost:
-            lost.append(chunk)
-            return None
-        return chunk
-
-    direct = Link(redis_url, "test")
-    direct.call("HSET", _KEYS.tickets, "busy", "worker:1 5 1-1")
-    direct.call("HSET", _KEYS.attempts, "1-1", "3 3 0 0")
-    with contextlib.ExitStack() as stack, Proxy(redis_url, lose_once) as proxy:
-        feed = TicketFeed(Link(proxy.url, "test:feed"), _KEYS, "ticket_id", LiveStreams(10))
-        stack.callback(feed.on_end)
-        followed = [feed.follow("", ticket, None, with_fields=True) for ticket in (b"busy", b"idle")]
-        with pytest.raises(ReplyUnknown):
-            feed.run_once()
-        assert lost
-
-        def all_are_greeted() -> bool:
-            feed.run_once()
-            return all(any(b"event: state" in one for one in live._waiting) for live in followed)
-
-        until(all_are_greeted)
-    direct.close()
 
 
 def test_those_who_came_and_left_while_redis_was_away_are_not_remembered() -> None:

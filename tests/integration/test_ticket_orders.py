@@ -16,7 +16,7 @@ from tests.integration.test_charge import attempts
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import GIVEN_UP
-from usher.common.protocol.owner_words import RETURNED, is_waiting
+from usher.common.protocol.ticket_states import RETURNED, is_waiting
 from usher.common.redis.client import Link
 from usher.common.redis.replies import Order
 from usher.common.runtime.settings import CommonSettings
@@ -422,9 +422,9 @@ def test_a_run_is_cancelled_while_its_consumer_drains(
     """Nothing else ends the drain before the grace time is over."""
     a = running(stage, leader, desk, tmp_path)
     a.lanes.pause()
-    assert not a.drain._step()
+    assert a.drain._take_no_more() and a.drain._end_reader() and not a.drain._leave()
     assert desk.give(CANCEL).outcome == "asked"
-    assert not a.drain._step()
+    assert not a.drain._leave()
     assert a.lost == ["an operator cancelled a run"]
 
 

@@ -24,7 +24,6 @@ from usher.common.readers.loop import ReliableStream
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms
 from usher.master.assembly.program import LeaderServices, MasterContext
-from usher.master.leader.elector import Lead
 from usher.master.operations import trimming
 from usher.master.operations.trimming import StillNeeded, Trimmer, Trimming, retention_of
 from usher.master.policy.trim import Cut, Nothing, Refused, Retention, decide
@@ -189,10 +188,9 @@ def test_by_default_a_day_is_kept_and_less_when_memory_is_needed(
     for hour in range(48):
         link.call("EVAL", _FILL, 1, STREAM, 100, now_ms - (48 - hour) * 3_600_000)
     _group(link, f"{now_ms}-1")
-    lead = Lead()
-    lead._set(1, "http://one")
     settings = MasterSettings(ticket_stream=STREAM, group="g")
-    trimmer = Trimmer(Link(redis_url, "t"), KEYS, lead, 10.0, retention_of(settings, work_stream=False))
+    ours = Link(redis_url, "t"), lambda: [STREAM.encode()]
+    trimmer = Trimmer(*ours, 10.0, retention_of(settings, work_stream=False), KEYS)
     trimmer.run_once()
     left = _length(link)
     assert 2300 <= left < 2500
@@ -205,7 +203,7 @@ def test_by_default_a_day_is_kept_and_less_when_memory_is_needed(
     trimmer.run_once()
     assert left - 600 <= _length(link) < left - 500, "three times 200, then there was enough"
     trimmer.on_end()
-    never = Trimmer(Link(redis_url, "t"), KEYS, lead, 0.0, Retention())
+    never = Trimmer(Link(redis_url, "t"), ours[1], 0.0, Retention(), KEYS)
     never.run_once()
     assert _length(link) >= left - 600 and link.call("HGET", KEYS.position, "trim_keep_s") is None
     never.on_end()

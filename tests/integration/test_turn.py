@@ -15,7 +15,6 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown
 from usher.common.redis.client import Link
 from usher.common.redis.replies import HandOver
-from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import GiveBack
 from usher.master.leader import leader_scripts
 from usher.master.leader.entries import NewEntries
@@ -257,7 +256,7 @@ def test_after_a_successor_has_begun_nothing_happens(world: World) -> None:
     news = read(leader)
     world.link.call("DEL", world.keys.leader)
     with Link(world.link.url, "test:two") as link:
-        LeaderScripts(ScriptRunner(link), world.keys, world.elect("http://two").epoch, FIELD).begin()
+        LeaderScripts(link, world.keys, world.elect("http://two").epoch, FIELD).begin()
         for _ in range(2):
             with world.unchanged(), pytest.raises(Fenced):
                 leader.turn(plan(a, {b"T": ids}), news)
@@ -365,7 +364,7 @@ def test_a_leader_that_was_deposed_while_a_turn_was_refused_does_nothing_more(wo
     with Link(world.link.url, "test:two") as link:
         with full_memory(world.link):
             world.link.call("DEL", world.keys.leader)
-            LeaderScripts(ScriptRunner(link), world.keys, world.elect("http://two").epoch, FIELD).begin()
+            LeaderScripts(link, world.keys, world.elect("http://two").epoch, FIELD).begin()
             with pytest.raises(NotNow):
                 leader.turn(plan(a, {b"T": ids}), news)
         with world.unchanged(), pytest.raises(Fenced):
@@ -424,7 +423,7 @@ def test_a_leader_begins_also_before_the_group_is_made(world: World) -> None:
     world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
     world.link.call("DEL", world.keys.leader)
     with Link(world.link.url, "test:two") as link:
-        two = LeaderScripts(ScriptRunner(link), world.keys, world.elect("http://two").epoch, FIELD)
+        two = LeaderScripts(link, world.keys, world.elect("http://two").epoch, FIELD)
         with pytest.raises(GroupMissing):
             two.begin()
         world.make_group()

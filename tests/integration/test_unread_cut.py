@@ -13,13 +13,13 @@ from tests.integration.actors import MasterActor, Stage, Trouble
 from tests.integration.conftest import SYSTEM_SERVER
 from tests.integration.gathered import Gathered
 from usher.common.doctor.collector import collect
-from usher.common.doctor.judgements import DoctorSeverity, judge_stream
+from usher.common.doctor.judgements import DoctorSeverity
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import SERVER_VARIABLE
 from usher.common.redis.replies import pairs
 from usher.common.runtime.settings import CommonSettings
-from usher.master.cli.status import look
+from usher.master.cli.commands import look
 from usher.master.insight.status import StatusReader
 
 T = b"T"
@@ -146,8 +146,8 @@ def test_doctor_and_status_tell_of_it_also_without_a_leader(stage: Stage) -> Non
     _trim(stage, 5)
 
     def found() -> dict[str, tuple[DoctorSeverity, str]]:
-        facts = collect(stage.link, stage.keys, 10_000)
-        return {finding.check: (finding.severity, finding.seen) for finding in judge_stream(facts)}
+        told = collect(stage.link, stage.keys, 10_000).stream or ()
+        return {finding.check: (finding.severity, finding.seen) for finding in told}
 
     told = (DoctorSeverity.BAD, "15 were cut before they were read")
     assert found()["unread entries"] == told

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from usher.common.protocol.attempts import Attempts
 from usher.consumer.execution.batch_pool import BatchCall, BatchCollector
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import BatchOptions
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.process_ending import ProcessEnding
 
 _BATCH = BatchOptions(10, 0.0, 2)
@@ -22,7 +26,6 @@ class BatchProcess(Process):
 
     def start(self) -> None:
         super().start()
-        self.now.executor._limit_s = 1000.0
         self._gatherer = BatchCollector(self.now.executor, _BATCH)
 
     def call(self) -> BatchCall:
@@ -35,11 +38,9 @@ class BatchProcess(Process):
 
     def hang(self, call: BatchCall) -> None:
         """The call runs past its deadline."""
-        for message in call.messages:
-            message.deadline = 0.0
         actor, said = self.now, list[str]()
         ending = ProcessEnding(actor.steps, lambda: True, actor.journal, 0, said.append)
-        Watchdog(actor.executor.running, ending, 1.0).run_once()
+        Watchdog(ending, 2e-6).run_once()
         assert said == [f"{len(call.messages)} handler(s) ran past the deadline"]
         self.crash()
 
@@ -112,3 +113,18 @@ def test_a_handler_that_raises_just_then_is_counted_once(stage: Stage, monkeypat
     )
     process.hang(call)
     assert known(stage)[entry_id]._replace(losses=0) == Attempts(1, 0, 1), "once, and not as a failure besides"
+
+
+def test_time_in_which_nothing_could_run_is_given_back_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, ended, journal = [100.0], list[bytes](), Journal(None, "", "c:1", 2)
+    monkeypatch.setattr("usher.consumer.execution.watchdog.run_us", lambda: int(1e6 * now_s[0]))
+    ending: Any = SimpleNamespace(journal=journal, end=lambda hung, *_: ended.extend(one.stream_id for one in hung))
+    watchdog = Watchdog(ending, 10.0)
+    for entry_id, began_s in ((b"1-0", 95.0), (b"2-0", 106.5)):
+        journal.started(Message(T, entry_id, 7, [], OwnLease(9.0, 0.0)), int(1e6 * began_s))
+    for now_s[0] in (100.0, 107.0, 107.9, 108.8, 109.7, 110.6, 110.95):  # due at 101: 6 s were lost
+        watchdog.run_once()
+        assert not ended
+    now_s[0] = 111.1
+    watchdog.run_once()
+    assert ended == [b"1-0"]

@@ -19,7 +19,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.settings import CommonSettings, load
-from usher.master.cli.status import drawn, look
+from usher.master.cli.commands import drawn, look
 from usher.master.insight.live import LiveOverview
 from usher.master.insight.status import StatusReader
 

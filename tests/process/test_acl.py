@@ -26,7 +26,6 @@ from usher.common.protocol.keys import LogKeys, uid_key
 from usher.common.redis.acl import AclProgram, acl_file, commands_of, programs, scripts_for_others
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import find_redis_server, free_port, version_below_7
-from usher.common.redis.scripts import ScriptRunner
 from usher.common.sending.producer import Producer
 
 pytestmark = pytest.mark.process
@@ -452,7 +451,7 @@ def test_a_program_may_run_all_commands_of_its_scripts() -> None:
         assert needed <= {*program.commands}, program.name
 
 
-def _knows(emptied: Guarded, runner: ScriptRunner, name: str) -> bool:
+def _knows(emptied: Guarded, runner: Link, name: str) -> bool:
     return emptied.admin.call("SCRIPT", "EXISTS", runner.digest(name)) == [1]
 
 
@@ -463,7 +462,7 @@ def test_a_user_without_eval_runs_what_a_master_has_loaded_and_says_what_it_wait
     producer = Producer(Link(emptied.url("sender"), "test"), KEYS.stream, dedup_s=60, patience_s=0)
     with pytest.raises(NotNow, match="does not know step send.*a master"):
         producer.send("T", {"text": "x"}, uid="u")
-    master = ScriptRunner(Link(emptied.url("master"), "test"))
+    master = Link(emptied.url("master"), "test")
     assert master.load_for_others(scripts_for_others()) == []
     first = producer.send("T", {"text": "x"}, uid="u")
     assert producer.send("T", {"text": "x"}, uid="u") == first
@@ -557,7 +556,7 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
 
 @pytest.mark.parametrize("user", ["sender", "streamer", "reader", "consumer", "auditor"])
 def test_no_number_that_a_user_gives_to_a_script_holds_the_server_up(emptied: Guarded, user: str) -> None:
-    ScriptRunner(emptied.link("master")).load_for_others(scripts_for_others())
+    emptied.link("master").load_for_others(scripts_for_others())
     samples, link, admin = _samples(user), emptied.link(user), emptied.admin
     assert set(samples) == set(_ALL[user].scripts)
 
@@ -573,7 +572,7 @@ def test_no_number_that_a_user_gives_to_a_script_holds_the_server_up(emptied: Gu
 
     for script, (keys, arguments) in samples.items():
         stage()
-        digest = ScriptRunner(link).digest(script)
+        digest = link.digest(script)
         for place in range(len(arguments)):
             for wrong in _WRONG:
                 given = [*arguments[:place], wrong, *arguments[place + 1 :]]

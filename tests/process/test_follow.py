@@ -22,10 +22,10 @@ _PATIENCE_S = 30
 
 
 class Listener:
-    """``usher tickets follow --json``, as a process of the crew."""
+    """``usher tickets follow --json``, as a process of the crew: it reads Redis, as masters do."""
 
     def __init__(self, crew: Crew, name: str, ticket: str, *words: str) -> None:
-        crew.run(name, "tickets", "follow", ticket, "--json", *words, USHER_MASTER_URLS=",".join(crew.masters))
+        crew.run(name, "tickets", "follow", ticket, "--json", *words)
         self._log = crew.logs / name
 
     @property

@@ -130,7 +130,7 @@ def test_whatever_a_page_leads_to_is_below_the_prefix_and_answers(behind: dict[s
         browser = _signed_in(root)
         walked = _walk(browser, root)
         assert {"/", "/tickets/bad", "/actions", "/dead-letters/redrive", "/logout"} <= walked
-        assert any(path.startswith("/static/usher.js?v=") for path in walked)
+        assert "/static/usher.js" in walked
         if how == "kept":  # nginx passes the path as it came; where it strips, it decodes it, and merges the slashes
             assert "/tickets/a%2F%2Fb" in walked
         assert f'href="{_PREFIX}/"' in browser.get(f"{root}/nowhere", timeout=PATIENCE_S).text, "a problem's page"

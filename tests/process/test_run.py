@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -80,6 +81,21 @@ def test_whoever_leads_may_be_killed_and_nothing_is_lost_or_waits_for_a_lease(fo
         assert link.call("GET", KEYS.leader) is None, "given up, not run out"
 
 
+def test_who_is_killed_with_all_of_its_program_is_found_dead_by_the_next_leader(folder: Path, link: Link) -> None:
+    environ = _LONG | {"USHER_BIND": f"127.0.0.1:{free_port()}", "USHER_DEMO_WORK_MS": "2"}
+    with Crew(folder, link.url, **environ) as crew:
+        for name in ("a", "b"):
+            crew.run(name, "run", "usher.deploy.demo.handlers:record", USHER_CONSUMER_NAME=name)
+        crew.until(lambda: len(crew.events("consumer_registered")) == 2, 20, "both are there")
+        producer = Producer(link, 50)
+        producer.send(400)
+        crew.kill_both(_leader(crew, link))
+        producer.send(400)
+        crew.wait_until_handled(producer.accepted, 30)
+        runs = crew.executions()
+        assert (out_of_order(runs), overlaps(runs, crew.cut_off_ns)) == ([], [])
+
+
 @pytest.mark.parametrize(("words", "is_there"), [(["master"], True), (["run", "orders:handle"], False)])
 def test_a_master_has_made_its_page_before_consumers_register(
     folder: Path, link: Link, words: list[str], is_there: bool
@@ -104,6 +120,11 @@ def test_without_a_redis_they_share_one_that_the_last_one_ends(folder: Path) -> 
             assert "orders:handle" in [one.stdout.readline() for _ in range(4)][1]
         asked = subprocess.run([sys.executable, "-c", _ASK], env=environ, capture_output=True, text=True, check=False)
         assert (asked.stdout, asked.returncode) == ("None\n", 0), asked.stderr
+        lock = folder / "state" / "redis" / "lock"
+        for _ in range(2):  # whoever starts it again, it may be killed again
+            os.kill(killed := int(lock.read_text()), signal.SIGKILL)
+            until(lambda killed=killed: lock.read_text() not in ("", f"{killed}\n"), 10, "another one runs")
+            until(lambda: subprocess.run([*send, "n=0"], env=environ, check=False).returncode == 0, 10, "it answers")
         for one, number in ((first, signal.SIGINT), (second, signal.SIGTERM)):
             assert subprocess.run([*send, "n=1"], env=environ, check=False).returncode == 0
             one.send_signal(number)

@@ -22,7 +22,8 @@ from tests.process.crew import KEYS, Crew
 from usher.cli import usher
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.master.cli.status import follow
+from usher.master.cli.commands import follow
+from usher.master.cli.shared import configured
 from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import parse_hosts
 
@@ -130,10 +131,10 @@ def test_the_command_finds_it(held: Held) -> None:
 
 
 def test_following_it_tells_its_own_past(held: Held) -> None:
+    flags = {"redis_url": held.crew._environ["USHER_REDIS_URL"], "ticket_stream": KEYS.stream, "group": KEYS.group}
     for ticket, entry in held.entries.items():
-        events = follow([held.crew.masters[0]], ticket, "0", "")
-        assert next(told.data for told in events if told.name == "entry")["message_id"] == entry, ticket
-        events.close()
+        with configured(flags, "test") as at, closing(follow(at, ticket, "0")) as events:  # type: ignore[type-var]
+            assert next(facts for name, _, facts in events if name == "entry")["message_id"] == entry, ticket
 
 
 def test_the_links_of_the_page_lead_to_it(held: Held) -> None:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
 from usher.common.protocol.keys import Keys
-from usher.master.audit.findings import CHECKS, AuditFinding, Example, filled, look
+from usher.master.audit.findings import CHECKS, AuditFinding, Example, filled
 from usher.master.audit.job import AuditReport
 from usher.master.audit.settings import AuditChoices
 
@@ -24,14 +23,7 @@ def test_every_check_says_what_and_what_to_do(check: object) -> None:
     assert "{" not in filled(one.repair, FULL, KEYS).replace("{s}", ""), "everything is filled in"
 
 
-def test_lines_are_quoted_for_a_shell_and_need_what_they_name() -> None:
-    runs = "usher audit --streams s --group g runs"
-    assert look(FULL, KEYS) == f"{runs} --message 5-1"
-    assert look(Example("s", ticket="it's"), KEYS) == f"{runs} --ticket 'it'\"'\"'s'"
-    assert look(Example("s"), KEYS) == ""
-
-
-def test_what_is_to_be_done_is_quoted_for_a_shell_too() -> None:
+def test_what_is_to_be_done_is_quoted_for_a_shell() -> None:
     odd = Example("s", "5-1", "a b$(rm)", "c 1:1")
     assert "(HDEL '{s}:g:tickets' 'a b$(rm)'):" in filled(CHECKS["index_unreadable"].repair, odd, KEYS)
     assert filled(CHECKS["attempts_leaked"].repair, odd, KEYS) == "Delete the field: HDEL '{s}:g:attempts' 5-1."
@@ -39,12 +31,11 @@ def test_what_is_to_be_done_is_quoted_for_a_shell_too() -> None:
 
 def test_where_there_was_nothing_nothing_is_said_to_have_held() -> None:
     """Who audits the wrong stream must not take it for a proof."""
-    empty = AuditReport("run", 1, 1.0, "redis://", ("s",), "g", (), (), {"entries": 0, "pending": 0, "executions": 0})
+    figures = {"entries": 0, "pending": 0, "executions": 0}
+    empty = AuditReport(AuditChoices(), 0, (), (), figures)
     assert empty.sentence() == "nothing found, for there is nothing: no message and no execution in any of the streams"
-    assert (
-        dataclasses.replace(empty, figures={"entries": 0, "pending": 0, "executions": 7}).sentence()
-        == "clean: the promise held"
-    )
+    some = AuditReport(AuditChoices(), 0, (), (), figures | {"executions": 7})
+    assert some.sentence() == "clean: the promise held"
 
 
 @pytest.mark.parametrize(
@@ -57,12 +48,12 @@ def test_where_there_was_nothing_nothing_is_said_to_have_held() -> None:
 )
 def test_the_verdict_says_how_many_were_found_of_how_many_kinds(found: dict[str, int], said: str) -> None:
     every = tuple(AuditFinding(CHECKS[name], "s", count) for name, count in found.items())
-    assert AuditReport("run", 1, 1.0, "redis://", ("s",), "g", every, (), {}).sentence() == said
+    assert AuditReport(AuditChoices(), 0, every, (), {}).sentence() == said
 
 
 def test_the_worst_comes_first() -> None:
     found = [
         AuditFinding(CHECKS[name], "s", 1) for name in ("unregistered", "overlap", "parked_too_long", "owners_differ")
     ]
-    told = AuditReport.of(AuditChoices(), 0, found, (), figures={}).found
+    told = AuditReport(AuditChoices(), 0, found, (), {}).found
     assert [one.check.name for one in told] == ["overlap", "owners_differ", "parked_too_long", "unregistered"]

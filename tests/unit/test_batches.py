@@ -21,12 +21,12 @@ from usher.common.runtime.service import Service
 from usher.consumer.execution import async_pool, batch_pool
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lane, Lanes
+from usher.consumer.handlers.batches import MessageFailed, TriedTogether, goes_alone, judge
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.acks import FailedAttempt, Finished
-from usher.consumer.policy.batches import MessageFailed, TriedTogether, goes_alone, judge
 from usher.consumer.policy.outcome import Bury, RetryPolicy
 
 PATIENCE_S = 20.0
@@ -124,10 +124,8 @@ class Runners:
         self.given_up: list[tuple[str, str, int]] = []
         self.broken: list[str] = []
         self.lanes = Lanes()
-        policy = RetryPolicy(3, 0.0, 0.0)
-        self.executor = Executor(
-            self.lanes, self, Journal(None, "", "", 0), LEASE, policy, strict, 60.0, self.broken.append
-        )
+        policy, self.journal = RetryPolicy(3, 0.0, 0.0), Journal(None, "", "", 100)
+        self.executor = Executor(self.lanes, self, self.journal, LEASE, policy, strict, 60.0, self.broken.append)
         self.executor.all_wait_here, self.calls = True, list[list[str]]()
 
         def called(messages: list[Message]) -> Any:
@@ -185,7 +183,7 @@ class Runners:
     def until_over(self) -> None:
         self.until(lambda: self.lanes.load() == (0, 0))
         assert self.lanes.running == 0
-        assert not self.executor.running, "nobody is watched any more"
+        assert not self.journal.running(), "nobody is watched any more"
         assert not self.broken
 
     def done(self, ticket: str) -> list[str]:

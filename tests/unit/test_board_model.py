@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.boards import may_plan, seeds
 from tests.leader_model import Leader
 from tests.redis_model import HALTED, MASTER, STRANGER, RedisModel
-from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
+from usher.common.protocol.ticket_states import is_waiting
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad, RunQueue, Standing

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from usher.common.base.durations import Moment, moment_ms, moment_text
-from usher.master.cli.status import place
+from usher.master.cli.commands import place
 
 _BERLIN = "Europe/Berlin"
 

@@ -130,12 +130,12 @@ class TestRefused:
         said = refusal("orders:handle")
         assert said.startswith(f"USHER_HANDLER=orders:handle cannot be imported: {told}")
         assert said.count("orders.py") == 1
-        assert f"{project / 'orders.py'}, line {text.count(chr(10)) + 1})" in said or "SyntaxError" in said
+        assert f"(orders.py:{text.count(chr(10)) + 1})" in said or "SyntaxError" in said
 
     def test_where_it_went_wrong_in_another_module_of_the_project(self, project: Path) -> None:
         write(project, "prices.py", "import json\n\nRATES = json.loads('{')")
         write(project, "orders.py", "import prices\ndef handle(message): ...")
-        assert refusal("orders:handle").endswith(f" ({project / 'prices.py'}, line 3)")
+        assert refusal("orders:handle").endswith(" (prices.py:3)")
 
     def test_the_module_that_was_meant_comes_later(self, project: Path) -> None:
         write(project, "queue.py", "def handle(message): ...")

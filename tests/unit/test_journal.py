@@ -36,7 +36,7 @@ def left(number: int, before: Attempts = ONCE, ticket: bytes = b"T", *, is_blame
 def read(path: Path) -> Former:
     former = read_journal(path, BOOT)
     assert former is not None
-    return Former(former.incarnation, former.is_explained, sorted(former.left))
+    return Former(former.incarnation, former.is_explained, sorted(one._replace(slot=0) for one in former.left))
 
 
 def test_what_runs_is_there_and_what_has_ended_is_not(path: Path) -> None:

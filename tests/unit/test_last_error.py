@@ -14,9 +14,9 @@ from usher.common.protocol.attempts import CUT_OFF, NEVER, Attempts
 from usher.common.protocol.last_error import LastError, decode, encode
 from usher.consumer.execution.lanes import Lane
 from usher.consumer.execution.watchdog import stacks
+from usher.consumer.handlers.batches import TriedTogether
 from usher.consumer.handlers.error_trace import own_line, traced
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.policy.batches import TriedTogether
 from usher.master.policy.states import tried
 from usher.master.web.api import without_texts
 

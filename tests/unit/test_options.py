@@ -31,7 +31,7 @@ def test_options_and_batches_are_found_at_the_function_of_a_partial_and_at_the_c
         def __call__(self, messages: list[Message]) -> None: ...
 
     for found in (partial(handle, None), partial(partial(handle), None), Orders(), partial(Orders())):
-        assert options_of(found) == HandlerOptions(2)
+        assert options_of(found) == HandlerOptions(max_attempts=2)
         assert batch_of(found) == BatchOptions(7, 0.01, 1)
 
 
@@ -39,7 +39,7 @@ def test_what_a_partial_asks_for_itself_stands_above_its_function() -> None:
     @handler(max_attempts=2)
     def handle(database: object, message: Message) -> None: ...
 
-    assert options_of(handler(max_attempts=3)(partial(handle, None))) == HandlerOptions(3)
+    assert options_of(handler(max_attempts=3)(partial(handle, None))) == HandlerOptions(max_attempts=3)
 
 
 def test_a_handler_says_what_its_tickets_do_after_a_dead_letter_and_how_fast_they_go() -> None:
@@ -80,7 +80,10 @@ def test_what_a_handler_asks_for_stands_above_the_settings() -> None:
         ConsumerSettings, {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "a:b", "USHER_HANDLER_SECONDS": "7"}
     )
     assert terms(settings, HandlerOptions()) == (RetryPolicy(8, 1.0, 60.0), 7.0)
-    assert terms(settings, HandlerOptions(2, 0.0, 3, 0)) == (RetryPolicy(2, 0.0, 3), 0)
+    assert terms(settings, HandlerOptions(max_attempts=2, backoff_s=0.0, backoff_cap_s=3, deadline_s=0)) == (
+        RetryPolicy(2, 0.0, 3),
+        0,
+    )
 
 
 @pytest.mark.parametrize(

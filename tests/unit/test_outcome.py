@@ -10,10 +10,10 @@ import pytest
 
 from usher.common.base.errors import GiveUp, PartialFailure, RetryLater, readable
 from usher.common.protocol.attempts import Attempts
+from usher.consumer.handlers.batches import judge
 from usher.consumer.handlers.decorators import around
 from usher.consumer.handlers.loader import check_ran, handler_of
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.policy.batches import judge
 from usher.consumer.policy.outcome import Bury, RetryPolicy, decide, unended
 from usher.consumer.sinks.sql import check_done
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from usher.master.policy.rates import Sample, point, rates
+from usher.master.policy.rates import Sample, rates
 
 #: As Redis counts from 7.0 on; nothing of the stream was cut off yet.
 _BEGAN = Sample(10_000, entries=5000, lag=1000, pending=100, read=4000)
@@ -34,10 +34,3 @@ def test_a_count_of_all_and_one_of_what_is_there_are_not_compared(unknown: dict[
     counted = Sample(10_000, 1000, 10, 0, 9_000_000)
     one, other = counted._replace(**unknown), counted._replace(time_ms=12_000)
     assert rates([one, other]) == rates([other, one]) == (None, None)
-
-
-@pytest.mark.parametrize(("oldest_ms", "age_s"), [(None, 0.0), (7_500, 2.5), (7_567, 2.4), (11_000, 0.0)])
-def test_a_point_has_the_age_of_the_oldest_message_and_none_is_from_the_future(
-    oldest_ms: int | None, age_s: float
-) -> None:
-    assert point(10_000, 1.5, None, 7, oldest_ms) == [10_000, 1.5, None, 7, age_s]

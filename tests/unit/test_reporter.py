@@ -19,21 +19,15 @@ class Leader:
 
     def __init__(self) -> None:
         self.reports: list[list[str]] = []
-        self.wait_s = 0.0  # not 0: it refuses, because it was asked too often
         self.status = 200
         self.longest_s = 1.0
         self.window: int | None = None
         self.retrying: list[int] = []
 
-    def close(self) -> None:
-        """Nothing is open."""
-
     def post(self, _path: str, body: bytes, headers: dict[str, str]) -> MasterAnswer:
         headers = dict(headers)
         self.retrying.append(int(headers.pop("Usher-Retrying", "0")))
         assert headers == {"Prefer": "return=minimal"}
-        if self.wait_s:
-            return MasterAnswer("", 429, {}, 0.0, self.wait_s)
         self.reports.append(
             [entry_id for ticket in orjson.loads(body)["tickets"] for entry_id in ticket["message_ids"]]
         )
@@ -124,23 +118,6 @@ def test_who_keeps_up_again_and_again_is_woken_once_for_each_report(clock: Clock
         keeps_up = True
         assert reporter.run_once() > 0
     assert wakes <= 2
-
-
-def test_a_report_that_comes_too_often_is_kept_and_goes_after_the_time_that_was_told(clock: Clock) -> None:
-    reporter, leader = begun(spare=20)
-    leader.wait_s = 2.0
-    clock.s += 1
-    reporter.add(items(2, 2))
-    assert reporter.run_once() == 2.0
-    leader.wait_s = 0.0
-    reporter.add(items(4, 100))
-    clock.s += 1.5
-    assert 0 < reporter.run_once() <= 0.5, "also when much waits"
-    assert len(leader.reports) == 1
-    clock.s += 0.6
-    reporter.run_once()
-    assert [len(report) for report in leader.reports] == [1, 102]
-    assert leader.reports[1][:3] == ["2-0", "3-0", "4-0"] and reporter.dropped == 0
 
 
 def test_of_very_many_the_first_thousand_go_in_order_and_the_rest_at_once(clock: Clock) -> None:

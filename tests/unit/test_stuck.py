@@ -3,51 +3,73 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product, starmap
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 
-from usher.common.protocol.attempts import GIVEN_UP, Attempts
+from usher.common.protocol.attempts import GIVEN_UP, NEVER, Attempts
+from usher.common.protocol.keys import HALTED
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.mishaps import Mishaps
-from usher.common.protocol.owner_words import HALTED, RETURNED
-from usher.common.protocol.ticket_states import TicketState
-from usher.master.audit.findings import CHECKS, MOVING
+from usher.common.protocol.ticket_states import RETURNED, TicketState, due_ms_of
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.explain.explain import (
     SHOWN,
     STUCK_MS,
-    Head,
-    StuckContext,
+    Looked,
     TicketGroups,
     alarms,
-    behind,
     describe,
     level_of,
-    oldest,
-    stuck_rows,
+    since_ms,
 )
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
-from usher.master.policy.states import LISTED, ROWS, STATES, Queue, Seen, ticket_state
+from usher.master.policy.states import LISTED, ROWS, STATES, Queue, Seen, kind_of, ticket_state, told_alike
 from usher.master.policy.ticket_filter import parse_states
 
 _NOW = 1_000_000_000
-#: Checks of what moves, but of no state: of messages that are over, and of names.
-_OF_NO_STATE = {"attempts_leaked", "consumer_leaked", "lost", "overtaken", "stranger_owns", "unregistered"}
-_SEEN = StuckContext({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
+
+
+class Around(NamedTuple):
+    """What else is known when tickets are looked at."""
+
+    attempts: Mapping[bytes, Attempts]
+    states: Mapping[str, str]
+    moved_ms: Mapping[bytes, int]
+    parked: Mapping[bytes, Parked]
+    rules: Rulebook = Rulebook()
+    errors: Mapping[bytes, LastError] = MappingProxyType({})
+    queue: str = ""
+
+
+_SEEN = Around({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
 
 
 def head(
     ticket: bytes = b"T", owner: bytes = b"c1:1", handed_ms: int = 0, sent_ms: int = _NOW - 60_000, size: int = 1
-) -> Head:
-    return Head(ticket, owner, handed_ms * 1024, b"%d-0" % sent_ms, size)
+) -> Looked:
+    ids = [b"%d-0" % (sent_ms + at) for at in range(size)]
+    return Looked(ticket, b"%b %d %b" % (owner, handed_ms * 1024, b" ".join(ids)), Seen(kind_of(owner)), None)
 
 
-def rows(*heads: Head, seen: StuckContext = _SEEN, most: int = 50) -> list[dict[str, Any]]:
-    return stuck_rows(heads, seen, _NOW, most)
+def described(one: Looked, around: Around, now_ms: int) -> dict[str, Any]:
+    rule, error = around.rules.of(one.ticket), around.errors.get(one.head)
+    lease, attempts = around.states.get(one.owner.decode(), "lost"), around.attempts.get(one.head, NEVER)
+    queue = around.queue if rule is None else ""
+    seen = Seen(one.seen.kind, lease, attempts, due_ms_of(one.owner) or 0, rule, told_alike(error), queue)
+    parked, since = around.parked.get(one.ticket, Parked()), since_ms(one, around.moved_ms.get(one.head, 0), now_ms)
+    return describe(one._replace(seen=seen, error=error), since, parked, now_ms)
+
+
+def rows(*heads: Looked, seen: Around = _SEEN) -> list[dict[str, Any]]:
+    """The rows of those that failed, or stand still."""
+    found = [described(one, seen, _NOW) for one in heads]
+    return [row for row in found if row["attempts"] or _NOW - row["since_ms"] >= STUCK_MS]
 
 
 def test_what_has_just_been_handed_over_is_not_stuck_however_old_it_is() -> None:
@@ -58,7 +80,7 @@ def test_what_has_just_been_handed_over_is_not_stuck_however_old_it_is() -> None
 
 def test_a_ticket_whose_head_was_seen_to_move_is_not_stuck() -> None:
     moves = head()
-    assert rows(moves, seen=_SEEN._replace(moved_ms={moves.id: _NOW - 100})) == []
+    assert rows(moves, seen=_SEEN._replace(moved_ms={moves.head: _NOW - 100})) == []
 
 
 def test_an_id_from_the_future_is_no_time_since_when_something_stands() -> None:
@@ -68,25 +90,25 @@ def test_an_id_from_the_future_is_no_time_since_when_something_stands() -> None:
     assert (row["state"], row["since_ms"]) == ("handed_over", _NOW - 60_000)
     waits = head(owner=b"", sent_ms=1000 * _NOW)
     assert rows(waits) == [], "nobody knows since when"
-    [row] = rows(waits, seen=_SEEN._replace(moved_ms={waits.id: _NOW - 60_000}))
+    [row] = rows(waits, seen=_SEEN._replace(moved_ms={waits.head: _NOW - 60_000}))
     assert (row["state"], row["since_ms"]) == ("waiting", _NOW - 60_000)
 
 
 def test_a_message_that_failed_is_told_at_once() -> None:
     fails = head(sent_ms=_NOW - 10)
-    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1)}))
+    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.head: Attempts(3, 2, 1)}))
     assert (row["state"], row["attempts"], row["why"]) == ("retrying", 3, "failed 3x; retrying")
     for known, why in ((Attempts(2, 2, 2), "failed 2x; retrying"), (Attempts(1, GIVEN_UP, 1), "given up by an op")):
-        assert rows(fails, seen=_SEEN._replace(attempts={fails.id: known}))[0]["why"].startswith(why)
+        assert rows(fails, seen=_SEEN._replace(attempts={fails.head: known}))[0]["why"].startswith(why)
     fails = head(handed_ms=_NOW - 10)
-    known = {"attempts": {fails.id: Attempts(3, 3)}, "errors": {fails.id: LastError("x", since_ms=_NOW - 40_000)}}
+    known = {"attempts": {fails.head: Attempts(3, 3)}, "errors": {fails.head: LastError("x", since_ms=_NOW - 40_000)}}
     assert rows(fails, seen=_SEEN._replace(**known))[0]["since_ms"] == _NOW - 40_000, "its first failure"
-    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3)}))
+    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.head: Attempts(3)}))
     assert (row["state"], row["put_off"], row["why"]) == ("retrying", True, "asked to be called again later")
-    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(1, losses=1)}))
+    [row] = rows(fails, seen=_SEEN._replace(attempts={fails.head: Attempts(1, losses=1)}))
     assert (row["put_off"], row["why"]) == (False, "its consumer was lost with it; retrying")
     [row] = rows(
-        head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1), head().id: Attempts(3, 3)})
+        head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.head: Attempts(3, 2, 1), head().head: Attempts(3, 3)})
     )
     assert (row["state"], row["why"]) == ("recovering", "its consumer is lost; it is being taken back")
 
@@ -111,13 +133,14 @@ def test_what_a_rule_parks_is_told_with_the_rule() -> None:
 
 def test_the_oldest_come_first_with_all_that_wait_behind() -> None:
     first, second = head(b"A", sent_ms=_NOW - 90_000, size=3), head(b"B", sent_ms=_NOW - 100_000)
-    told = rows(first, second, seen=_SEEN._replace(parked={b"A": Parked(10, True)}))
-    assert [(row["ticket_id"], row["behind"], row["behind_is_exact"]) for row in told] == [
+    groups = TicketGroups()
+    for row in rows(first, second, seen=_SEEN._replace(parked={b"A": Parked(10, True)})):
+        groups.add(row)
+    [group] = groups.told()
+    assert [(row["ticket_id"], row["behind"], row["behind_is_exact"]) for row in group["rows"]] == [
         ("B", 0, False),
         ("A", 12, True),
     ]
-    assert [row["ticket_id"] for row in rows(first, second, most=1)] == ["B"]
-    assert oldest([first, second], 1) == [second]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +158,7 @@ def test_the_oldest_come_first_with_all_that_wait_behind() -> None:
     ],
 )
 def test_nobody_behind_is_counted_twice(owner: bytes, size: int, parked: int, expected: int) -> None:
-    assert behind(head(owner=owner, size=size), parked) == expected
+    assert head(owner=owner, size=size).behind(parked) == expected
 
 
 def snapshot(**more: Any) -> dict[str, Any]:
@@ -242,15 +265,15 @@ _KEY_ERROR = LastError("KeyError: 'x'", "KeyError", "shop/orders.py:41", 3, 3, 3
 
 
 def _row(number: int, owner: bytes, error: LastError | None, behind: int = 0, attempts: Attempts | None = None) -> Any:
-    head = Head(b"T%d" % number, owner, 0, b"%d-0" % (_THEN - 100_000 + number), 1 + behind)
-    seen = StuckContext(
-        {} if attempts is None else {head.id: attempts},
+    one = head(b"T%d" % number, owner, 0, _THEN - 100_000 + number, 1 + behind)
+    seen = Around(
+        {} if attempts is None else {one.head: attempts},
         {"c3:1": "live"},
         {},
-        {head.ticket: Parked(0, True)},
-        errors={} if error is None else {head.id: error},
+        {one.ticket: Parked(0, True)},
+        errors={} if error is None else {one.head: error},
     )
-    return describe(head, seen, _THEN) | {"shown": f"T{number}"}
+    return described(one, seen, _THEN)
 
 
 def test_what_is_the_same_is_one_line_with_all_that_waits() -> None:
@@ -259,7 +282,7 @@ def test_what_is_the_same_is_one_line_with_all_that_waits() -> None:
         groups.add(_row(number, b"halted", _KEY_ERROR, behind=4))
     groups.add(_row(50, b"c3:1", _KEY_ERROR, attempts=Attempts(1, 1)))
     groups.add(_row(51, b"halted", _KEY_ERROR._replace(at="shop/orders.py:4")))
-    halted, other, retrying = groups.merged([])
+    halted, other, retrying = groups.told()
     assert (halted["tickets"], halted["messages"], len(halted["rows"])) == (40, 200, SHOWN)
     assert re.fullmatch(
         r"40 tickets halted: KeyError in shop/orders\.py:41, since \d\d:\d\d:\d\d UTC, in all 200 messages wait",
@@ -269,49 +292,35 @@ def test_what_is_the_same_is_one_line_with_all_that_waits() -> None:
     assert retrying["told"].startswith("Ticket T50 retrying: KeyError in shop/orders.py:41")
 
 
-def test_rows_of_counted_groups_are_not_counted_twice_and_others_get_groups_of_their_own() -> None:
+def test_groups_are_told_of_all_that_was_looked_at_and_otherwise_as_the_least() -> None:
     groups = TicketGroups()
-    groups.add(_row(1, b"halted", _KEY_ERROR))
-    fresh = [_row(1, b"halted", _KEY_ERROR), _row(2, b"c3:1", None), _row(3, b"c3:1", None), _row(4, b"", None)]
-    told = [(one["state"], one["text"], one["tickets"]) for one in groups.merged(fresh)]
+    for row in (_row(1, b"halted", _KEY_ERROR), *(_row(number, b"c3:1", None) for number in range(2, 42))):
+        groups.add(row)
+    more = groups.copied()
+    more.add(_row(50, b"", None), are_all=False)
+    told = [(one["state"], one["text"], one["tickets"], one["tickets_are_all"]) for one in more.told()]
     assert told == [
-        ("halted", "KeyError in shop/orders.py:41", 1),
-        ("waiting", "waits: no consumer has it", 1),
-        ("handed_over", "on c3", 2),
+        ("halted", "KeyError in shop/orders.py:41", 1, True),
+        ("waiting", "waits: no consumer has it", 1, False),
+        ("handed_over", "on c3", 40, True),
     ]
+    assert [len(one["rows"]) for one in more.told()] == [1, 1, SHOWN]
+    assert more.told()[1]["told"].startswith("at least 1 ticket waiting: waits: no consumer has it, since")
+    assert [one["tickets_are_all"] for one in groups.told(are_all=False)] == [False] * 2, "a copy is one"
 
 
-def test_a_group_of_which_only_what_failed_was_counted_has_all_of_its_rows() -> None:
+def test_what_waits_behind_is_the_least_unless_all_that_waits_was_looked_at() -> None:
     groups = TicketGroups()
-    groups.add(_row(0, b"c3:1", None))
-    [on_c3] = groups.merged([_row(number, b"c3:1", None) for number in range(40)])
-    assert (on_c3["tickets"], on_c3["messages"]) == (40, 40)
-
-
-def test_what_waits_behind_is_counted_where_rows_know_it() -> None:
-    """A halted ticket of three messages was one message, and its row said 2 behind."""
-    groups = TicketGroups()
-    groups.add(_row(1, b"halted", _KEY_ERROR) | {"behind_is_exact": False})
-    [halted] = groups.merged([_row(1, b"halted", _KEY_ERROR, behind=2)])
-    assert halted["told"].endswith("in all 3 messages wait")
-
-
-def test_what_is_known_of_some_tickets_alone_is_told_as_the_least() -> None:
-    counted = TicketGroups()
-    counted.add(_row(1, b"halted", _KEY_ERROR))
-    rows = [_row(number, b"c3:1", _KEY_ERROR, attempts=Attempts(1, 1)) for number in range(2, 6)]
-    for most, says in ((5, "4 tickets retrying"), (4, "at least 4 tickets retrying")):
-        halted, retrying = counted.merged(rows, most=most)
-        assert retrying["told"].startswith(says)
-        assert (retrying["tickets_are_all"], halted["tickets_are_all"]) == (most == 5, True)
-    assert "in all at least 4 messages wait" in retrying["told"]
+    groups.add(_row(1, b"halted", _KEY_ERROR, behind=2) | {"behind_is_exact": False})
+    assert groups.told()[0]["told"].endswith("in all at least 3 messages wait")
+    assert groups.told(has_all=True)[0]["told"].endswith("in all 3 messages wait")
 
 
 def test_of_very_many_errors_the_further_ones_are_counted() -> None:
     groups = TicketGroups()
     for number in range(500):
         groups.add(_row(number, b"halted", _KEY_ERROR._replace(at=f"shop/orders.py:{number}")))
-    merged = groups.merged([])
+    merged = groups.told()
     assert sum(group["tickets"] for group in merged) == 500
     assert merged[-1]["told"].startswith("300 tickets further: further errors, more than 200 in all")
 
@@ -320,7 +329,7 @@ def test_an_error_that_nobody_noted_is_a_group_too() -> None:
     groups = TicketGroups()
     groups.add(_row(1, b"c3:1", None, attempts=Attempts(2, 2)))
     groups.add(_row(2, b"c3:1", None, attempts=Attempts(1, 1)))
-    [group] = groups.merged([])
+    [group] = groups.told()
     assert (group["state"], group["text"], group["tickets"]) == ("retrying", "", 2)
     assert group["told"].startswith("2 tickets retrying: their errors are not known, since")
 
@@ -340,9 +349,6 @@ def test_the_docs_tell_every_state() -> None:
 
 def test_the_table_has_every_state_and_every_row_has_words() -> None:
     assert {state.name for state in STATES} == set(TicketState)
-    judged = {name for state in STATES for name in state.audits.split()}
-    assert judged <= CHECKS.keys(), "a check of that name"
-    assert {*MOVING} - judged == _OF_NO_STATE, "which state does it judge? (master/policy/states.py)"
     kinds, rule = (
         ("", "owned", "returned", "put_off", "halted", "unreadable"),
         Rule(Target.TICKET, "T", RuleAction.PAUSE),
@@ -368,13 +374,15 @@ def test_what_waits_while_others_are_handled_is_queued_and_not_stuck() -> None:
     assert queue.before("new") == queue.before("") == queue, "what is not known is not made up"
     for stands in ({"done_per_second": 0.0}, {"leader_url": None}, {"parked": 0}, {"done_per_second": None}):
         assert Queue.of(moves | stands) is None
-    head = Head(b"T", b"", 0, b"%d-0" % (_THEN - 100_000), 1)
-    row = describe(head, StuckContext({}, {}, {}, {}, queue=queue.text), _THEN)
+    row = described(head(b"T", b"", 0, _THEN - 100_000), Around({}, {}, {}, {}, queue=queue.text), _THEN)
     assert (row["state"], row["why"]) == ("queued", queue.text)
     put_off = [_row(n, b"waits@%d" % (_THEN + n), None, attempts=Attempts(1)) for n in range(3)]
     put_off += [held := _row(n, b"waits@%d" % (_THEN + n), None) for n in (3, 4)]
     assert held["why"].startswith("not tried before "), "an outage holds it: it asked for nothing"
-    [group, later, alike] = TicketGroups().merged([row | {"shown": "T"}, row | {"shown": "U"}, *put_off])
+    groups = TicketGroups()
+    for one in (row, row, *put_off):
+        groups.add(one)
+    [group, later, alike] = groups.told()
     assert group["told"].startswith("2 tickets queued: for their turn, since")
     assert later["told"].startswith("3 tickets put off: asked to be called again later, since"), "whatever their times"
     assert alike["told"].startswith("2 tickets put off: all of its tenant, or of its kind, fail alike, since")

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-import orjson
 import pytest
 
 from usher.common.protocol.run_log import CRASHED, encode
 from usher.consumer.policy.acks import Finished
-from usher.master.cli.status import ServerSentEvent, lines_of, parse
 from usher.master.insight.live import (
     ENTRIES,
     RUNS,
-    Event,
-    TicketSnapshot,
     changes,
     events_of,
-    frame,
-    idle,
+    followed_row,
     parse_position,
-    ruled,
 )
-from usher.master.insight.status import ticket_row
 from usher.master.policy.rules import Rule, RuleAction, Target
 
 _T = b"T1"
@@ -33,9 +27,8 @@ def names(events: object) -> list[str]:
     return [event.name for event in events]  # type: ignore[attr-defined]
 
 
-def seen(value: bytes | None, **attempts: int) -> TicketSnapshot:
-    row = idle(_T) if value is None else ticket_row(_T, value)
-    return TicketSnapshot(row, {name.replace("_", "-").removeprefix("m"): count for name, count in attempts.items()})
+def seen(value: bytes | None) -> dict[str, Any]:
+    return followed_row(_T, value, None)
 
 
 @pytest.mark.parametrize(
@@ -101,38 +94,17 @@ def test_what_changes_between_two_looks() -> None:
     )
     assert names(changes(_T, done, nothing)) == ["state"]
     assert names(changes(_T, first, seen(b"returned 7 5-1"))) == ["state"]
-    assert names(changes(_T, first, seen(b"c1:3 7 5-1", m5_1=1))) == ["attempt"]
     assert list(changes(_T, first, first)) == []
-
-
-def test_the_command_reads_what_the_master_writes() -> None:
-    event = Event(_T, "entry", {"ticket_id": "T\n1"})
-    text = b": following\n\n" + frame(event) + frame(event, "1-1_2-2_3-3") + b"id: 4-4_2-2_3-3\n\n:\n\n"
-    assert list(parse(text.split(b"\n"))) == [
-        ServerSentEvent("", "entry", event.data),
-        ServerSentEvent("1-1_2-2_3-3", "entry", event.data),
-        ServerSentEvent("4-4_2-2_3-3", "", {}),
-    ]
-    assert orjson.loads(frame(event).split(b"data: ")[1]) == event.data
-
-
-@pytest.mark.parametrize("pieces", [[b"a", b"\n", b"\n", b"b", b"\n", b"c"], [b"a\n\nb\nc"], [b"a\n", b"\nb\n", b"c"]])
-def test_a_line_is_told_when_it_is_whole_however_it_comes(pieces: list[bytes]) -> None:
-    assert list(lines_of(pieces)) == [b"a", b"", b"b"]
 
 
 def test_what_a_rule_holds_and_nobody_has_is_paused_and_not_idle() -> None:
     rule = Rule(Target.TICKET, "T1", RuleAction.PAUSE, reason="stock is being counted", who="alice")
-    row = ruled(idle(_T), rule)
+    row = followed_row(_T, None, rule)
     assert row["state"] == "paused"
     assert row["rule"].startswith("paused by alice: stock is being counted (rule ")
-    assert ruled({"state": "returned", "message_ids": []}, rule)["state"] == "paused"
-    assert ruled({"state": "handed_over", "message_ids": []}, rule)["state"] == "handed_over", (
-        "what a consumer has goes on"
-    )
-    assert ruled(idle(_T), None) == idle(_T)
-    assert ruled(idle(_T), replace(rule, action=RuleAction.SLOW, rate_per_second=2.0))["state"] == "idle"
-    busy = seen(b"c1:3 7 5-1")
-    assert names(changes(_T, busy, busy._replace(row=ruled(dict(busy.row), rule)))) == ["state"], (
-        "a rule that comes is told"
-    )
+    assert followed_row(_T, b"returned 7 5-1", rule)["state"] == "paused"
+    busy = followed_row(_T, b"c1:3 7 5-1", rule)
+    assert busy["state"] == "handed_over", "what a consumer has goes on"
+    slow = replace(rule, action=RuleAction.SLOW, rate_per_second=2.0)
+    assert [followed_row(_T, None, one)["state"] for one in (None, slow)] == ["idle", "idle"]
+    assert names(changes(_T, seen(b"c1:3 7 5-1"), busy)) == ["state"], "a rule that comes is told"

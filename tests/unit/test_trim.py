@@ -18,7 +18,6 @@ from usher.master.policy.trim import (
     RetentionFacts,
     RetentionRow,
     decide,
-    decide_gathered,
     readers,
 )
 
@@ -198,6 +197,6 @@ def test_a_cut_is_never_above_anybodys_need(
 )
 def test_of_a_source_only_what_was_gathered_goes(changed: dict[str, Any], floor: bytes | None) -> None:
     facts = _facts(**({"archived": b"100-0", "saved": [("g", b"100-0")]} | changed))
-    decision = decide_gathered(facts, "g", archived_only=True)
+    decision = decide(facts, archived_only=True, gathered_by="g")
     assert (decision.floor if isinstance(decision, Cut) else None) == floor
     assert not isinstance(decision, Refused)

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from usher import GiveUp, Invalid, Message, Router, around, batch, handler
 from usher.common.base.errors import HandlerUnusable
 from usher.consumer.handlers.loader import handler_of
-from usher.consumer.isolation.child import ended
+from usher.consumer.isolation.process import CallResult
 from usher.consumer.isolation.worker import _problem_of
 from usher.testing import message
 
@@ -204,7 +204,7 @@ class TestRefused:
                 handler_of(function)
 
     def test_what_is_invalid_is_so_in_a_child_process_too(self) -> None:
-        result = ended(Invalid("number: Field required"), 0.1)
+        result = CallResult.of(Invalid("number: Field required"), 0.1)
         problem, text = _problem_of(result, True)
         assert isinstance(problem, Invalid)
         assert (text.error, result.told()) == ("Invalid: number: Field required",) * 2

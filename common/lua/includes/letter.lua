@@ -90,9 +90,7 @@ local function place_of(stream, group, tickets_key, head)
   -- An entry that was added to the dead letters by hand is no message of a ticket, and must not stop the others.
   if not head['usher-ticket'] or not string.match(head['usher-id'] or '', '^%d+%-%d+$') then return 'out' end
   if head['usher-reason'] == 'unreadable_due_ms' then return 'out' end -- its id is one of the delayed messages
-  local record = redis.call('HGET', tickets_key, head['usher-ticket'])
-  local owner, fence, ids
-  if record then owner, fence, ids = read_record(record) end
+  local record, owner, fence, ids = record_of(tickets_key, head['usher-ticket'])
   local id = head['usher-id']
   if owner == 'halted' and string.match(ids, '^%S+') == id then return 'halted', fence, without(ids, {[id] = true}) end
   if head['usher-policy'] ~= 'halt' then return 'out' end -- and the group, which may be gone, is not asked

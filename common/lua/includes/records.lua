@@ -4,8 +4,10 @@
 -- The owner is an incarnation, or one of the words `returned` (given back by a drain or a recall, or redriven),
 -- `halted` (its first id waits for an operator, pending under `halted`; the others are under `master`) and
 -- `waits@<ms>` (given back until that time, by Redis' clock).
-local function read_record(record)
-  return string.match(record, '^(%S+) (%d+) (.*)$')
+-- Return the record of a ticket, false if it has none, and its three parts: nil also where it cannot be read.
+local function record_of(tickets_key, ticket)
+  local record = redis.call('HGET', tickets_key, ticket)
+  return record, string.match(record or '', '^(%S+) (%d+) (.*)$')
 end
 
 -- Return when a ticket goes on that was given back until then, in ms of Redis' clock; nil: its owner is no such word.

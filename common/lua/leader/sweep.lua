@@ -35,9 +35,7 @@ end
 -- hand it over once more.
 local function owner_in_index(id, ticket)
   if type(ticket) == 'table' then ticket = ticket[1] end
-  local record = ticket and redis.call('HGET', KEYS[4], ticket)
-  local owner, _, ids
-  if record then owner, _, ids = read_record(record) end
+  local _, owner, _, ids = record_of(KEYS[4], ticket or '')
   return owner and living[owner] and string.find(' ' .. ids .. ' ', ' ' .. id .. ' ', 1, true) and owner
 end
 local function take_in(id, fields, owner)

@@ -21,9 +21,7 @@ local what, ticket, id = ARGV[2], ARGV[3], ARGV[5]
 redis.call('XLEN', KEYS[4]) -- what is no stream, or no hash, fails here, before anything has changed
 redis.call('XLEN', KEYS[5])
 redis.call('HLEN', KEYS[3])
-local record = redis.call('HGET', KEYS[2], ticket)
-local owner, fence, ids
-if record then owner, fence, ids = read_record(record) end
+local record, owner, fence, ids = record_of(KEYS[2], ticket)
 if record and not owner or (owner and owner .. ' ' .. fence or '') ~= ARGV[4] then return 'MOVED' end
 local has_owner, is_halted = KEYS[6] ~= nil, owner == 'halted' and what == 'retry'
 local is_given_back = owner == 'returned' or owner and due_ms_of(owner)

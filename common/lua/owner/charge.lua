@@ -4,14 +4,14 @@
 -- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, 5 number of its executions that
 --       failed, then for each message: id, its attempts (common/protocol/attempts.py), its last error and the end of
 --       the traceback (common/protocol/last_error.py; "" = the known ones stay), its executions to be kept
--- Returns: {"LOST"} or {"OK", {ids that are pending for this incarnation: their attempts are noted}}; the record goes
---          with a change only. A message that an operator has given up since its owner read its attempts stays so.
+-- Returns: "LOST" or "OK": the attempts of those that are pending for this incarnation are noted; the record goes with
+--          a change only. A message that an operator has given up since its owner read its attempts stays so.
 -- Why Lua: only the owner may charge; after its lease the next owner counts. The attempts of an entry that is no
 --          longer pending would stay for ever.
 --          Errors are kept within bounds: of very many messages without tracebacks, then none.
 -- Memory: works when full
 --- @numbers large 4, count 5
-if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
+if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
 redis.call('HLEN', KEYS[3]) -- what is no hash fails here
 local kept = redis.call('HLEN', KEYS[5])
 at_full_memory(KEYS[3])
@@ -19,7 +19,7 @@ at_full_memory(KEYS[3])
 local function note_error(id, error, traceback)
   local known = redis.call('HGET', KEYS[5], id)
   if kept >= MOST_ERRORS and not known then return end
-  local first = string.match(known or '', '("since_ms":[1-9]%d*})$') -- the first failure stays the first
+  local first = string.match(known or '', '"alike":0,("since_ms":[1-9]%d*})$') -- the first failure stays the first
   if first and string.find(error, '"alike":0,', 1, true) then error = string.gsub(error, '"since_ms":%d+}$', first) end
   if kept >= WITH_TRACEBACK then traceback = '' end
   kept = kept + redis.call('HSET', KEYS[5], id, error)
@@ -30,12 +30,11 @@ local function note_error(id, error, traceback)
   end
 end
 
-local noted, has_changed = {}, false
+local has_changed = false
 for at = 6, #ARGV, 5 do
   local id, value = ARGV[at], ARGV[at + 1]
   local rows = redis.pcall('XPENDING', KEYS[1], ARGV[1], id, id, 1, ARGV[2])
   if not rows.err and #rows == 1 then -- an error: the group is gone for the moment, and with it the count
-    noted[#noted + 1] = id
     local known = redis.call('HGET', KEYS[3], id)
     local _, failures = read_attempts(known)
     if failures >= GIVEN_UP then
@@ -52,4 +51,4 @@ for at = 6, #ARGV, 5 do
 end
 if has_changed then count_failed(KEYS[6], tonumber(ARGV[5])) end
 if ARGV[3] ~= '' and has_changed then note_run(KEYS[4], ARGV[4], ARGV[3]) end
-return {'OK', noted}
+return 'OK'

@@ -14,9 +14,8 @@
 -- Memory: works when full
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
 local stream, group, me, ticket, id, policy = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[13]
-local record = redis.call('HGET', KEYS[3], ticket)
+local record, owner, fence, ids = record_of(KEYS[3], ticket)
 if not record then return 'GONE' end
-local owner, fence, ids = read_record(record)
 if policy ~= 'skip' and owner == 'halted' and fence == ARGV[10] and string.match(ids, '^%S+') == id then
   return 'HALTED' -- the call is repeated
 end
@@ -44,7 +43,10 @@ if is_there then
   local more = {policy = kept_as, fence = fence, error_type = ARGV[11], traceback = traceback, at = ARGV[14]}
   more.handler, more.history = ARGV[16], noted('h')
   local reason = fields and ARGV[5] or 'body_gone'
-  bury(KEYS[4], id, ticket, reason, ARGV[6], ARGV[7], me, ARGV[8], ARGV[9], fields or nil, more)
+  -- Processes come and go: the first failure was that of a start before ours. (An outage may have begun before it.)
+  local since = string.match(noted(''), '"alike":0,"since_ms":([1-9]%d*)}$')
+  local first = since and math.min(since, ARGV[8]) or ARGV[8]
+  bury(KEYS[4], id, ticket, reason, ARGV[6], ARGV[7], me, first, ARGV[9], fields or nil, more)
   if policy == 'halt' then
     redis.call('XCLAIM', stream, group, 'halted', '0', id, 'FORCE', 'JUSTID')
   else

@@ -32,9 +32,7 @@ local reply = {'OK'}
 for at = 3, #ARGV, 4 do
   if at > 3 and not has_room() then break end
   local ticket, named, after = ARGV[at], ARGV[at + 2], ARGV[at + 3]
-  local record = redis.call('HGET', tickets_key, ticket)
-  local owner, fence, held
-  if record then owner, fence, held = read_record(record) end
+  local _, owner, fence, held = record_of(tickets_key, ticket)
   if named == 'on' then
     local waits = owner and due_ms_of(owner) and fence == ARGV[at + 1]
     if waits then

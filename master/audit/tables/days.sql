@@ -1,14 +1,9 @@
 -- The report: by day (of UTC; '' is all of them), dimension and name. Times in milliseconds.
-WITH counted AS (SELECT * FROM measured
-  UNION ALL SELECT stream, -1, dim, name, sum(executions), sum(done), sum(failed), sum(retries), sum(letters),
-                   sum(worker_s) FROM measured GROUP BY stream, dim, name
-), placed AS (
+WITH placed AS (
   SELECT *, (pow(2, (place + 0.5) / 32) - 1) / 1000 AS ms,
          sum(n) OVER (PARTITION BY stream, day, dim, name, what ORDER BY place) AS upto,
          sum(n) OVER (PARTITION BY stream, day, dim, name, what) AS total
-    FROM (SELECT * FROM spread
-          UNION ALL SELECT stream, -1, dim, name, what, place, sum(n) FROM spread GROUP BY stream, dim, name, what, place
-         ) s
+    FROM spread
 ), marks AS (
   SELECT stream, day, dim, name,
          min(CASE WHEN what = 'wait' AND upto >= 0.50 * total THEN ms END) AS wait_p50_ms,
@@ -23,4 +18,4 @@ SELECT c.stream, CASE WHEN c.day < 0 THEN '' ELSE CAST(DATE '1970-01-01' + CAST(
        CAST(executions AS BIGINT) AS executions, CAST(done AS BIGINT) AS done, CAST(failed AS BIGINT) AS failed,
        CAST(retries AS BIGINT) AS retries, CAST(letters AS BIGINT) AS letters, CAST(worker_s AS DOUBLE) AS worker_s,
        wait_p50_ms, wait_p95_ms, wait_p99_ms, run_p50_ms, run_p95_ms, run_p99_ms
-  FROM counted c LEFT JOIN marks m ON c.stream = m.stream AND c.day = m.day AND c.dim = m.dim AND c.name = m.name
+  FROM measured c LEFT JOIN marks m ON c.stream = m.stream AND c.day = m.day AND c.dim = m.dim AND c.name = m.name

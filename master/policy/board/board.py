@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-from usher.common.protocol.keys import MASTER
+from usher.common.protocol.keys import HALTED, MASTER
 from usher.common.protocol.marks import Mark
-from usher.common.protocol.owner_words import HALTED, RETURNED, due_ms_of, is_given_back, is_waiting
 from usher.common.protocol.stream_id import ZERO, before, rank
+from usher.common.protocol.ticket_states import RETURNED, due_ms_of, is_given_back, is_waiting
 from usher.master.policy.board.limiter import Limiter
 from usher.master.policy.board.placement import OpenConsumers
 from usher.master.policy.board.plans import (

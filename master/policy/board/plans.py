@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from usher.common.protocol.owner_words import RETURNED
+from usher.common.protocol.ticket_states import RETURNED
 
 #: Head of a record that does not exist.
 NOBODY = b""
-#: How the head of a record begins whose ticket was given back (``owner_words.is_given_back``).
+#: How the head of a record begins whose ticket was given back (``ticket_states.is_given_back``).
 _GIVEN_BACK = (RETURNED + b" ", b"waits@")
 
 

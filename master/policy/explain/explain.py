@@ -28,11 +28,9 @@ error) are one group. Alarms: what needs attention, one sentence each, the worst
 
 from __future__ import annotations
 
-import heapq
-import math
 import shlex
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -41,13 +39,12 @@ from usher.common.base.text import label, pluralize, span, time_of_day
 from usher.common.doctor.judgements import NEARLY_FULL
 from usher.common.protocol.attempts import GIVEN_UP, NEVER, Attempts, attempts_told
 from usher.common.protocol.last_error import LastError
-from usher.common.protocol.owner_words import HALTED, due_ms_of
 from usher.common.protocol.registration import name_of
-from usher.common.protocol.stream_id import milliseconds, rank
+from usher.common.protocol.stream_id import milliseconds
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.board.plans import BoardFacts, Parked
 from usher.master.policy.letters import DeadLetter
-from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
+from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.policy.states import (
     BAD,
     BY_NAME,
@@ -56,7 +53,6 @@ from usher.master.policy.states import (
     WARN,
     Queue,
     Seen,
-    kind_of,
     last_error,
     last_known,
     ticket_state,
@@ -190,18 +186,12 @@ class TicketFacts:
 
 
 class Reason(NamedTuple):
-    """A reason for the state: a word for programs, a sentence for people."""
+    """A reason: a word for programs, a sentence for people. Of the first one: the ticket's ``state``, what it waits for
+    ("": nothing), and until when (0: that is unknown). ``ways``: what a command does, and the command."""
 
     code: str
     text: str
-
-
-class _Told(NamedTuple):
-    """Explanation of a ticket. ``waits_for``: "" when it waits for nothing; ``until_ms``: 0 when that is unknown;
-    ``ways``: what a command does, and the command."""
-
-    state: str
-    reasons: Sequence[Reason]
+    state: str = ""
     waits_for: str = ""
     until_ms: int = 0
     ways: Sequence[tuple[str, str]] = ()
@@ -210,19 +200,21 @@ class _Told(NamedTuple):
 def explain(facts: TicketFacts) -> dict[str, Any]:
     """Return what the ticket waits for, as a document. Never raises, whatever the facts are: they come from Redis,
     where anybody may have written."""
-    state, (first, *others), waits_for, until_ms, ways = _explained(facts)
+    first, *others = _explained(facts)
+    state, waits_for, until_ms = first.state, first.waits_for, first.until_ms
     reasons = [first, *_last_error(facts), *_lost_with_it(facts), *others, *_limited(facts)]
     if facts.refuses_writes and BY_NAME[TicketState(state)].needs_writes:
         reasons.insert(0, Reason("redis_refuses_writes", f"the ticket does not move: {facts.refuses_writes}"))
         waits_for, until_ms = "Redis to take writes again", 0
     texts, owner = [reason.text for reason in reasons], facts.owner
+    ways = [*(way for reason in reasons for way in reason.ways), *_rule_commands(facts)]
     return {
         "ticket_id": facts.ticket_id,
         "time_ms": facts.now_ms,
         "state": state,
         "summary": texts[0],
         "sentences": texts,
-        "reasons": [reason._asdict() for reason in reasons],
+        "reasons": [{"code": reason.code, "text": reason.text} for reason in reasons],
         **tried(facts.attempts.get(facts.first, NEVER), facts.error),
         "traceback": facts.traceback,
         "waits_for": waits_for or None,
@@ -240,7 +232,7 @@ def explain(facts: TicketFacts) -> dict[str, Any]:
         "rules": [rule.shown() for rule in (*facts.rules, facts.limit) if rule is not None],
         "dead_letter": None if facts.letter is None else facts.letter.row(),
         "last_dead_letter": None if facts.last_letter is None else facts.last_letter.row(),
-        "commands": [{"does": does, "command": command} for does, command in (*ways, *_rule_commands(facts))],
+        "commands": [{"does": does, "command": command} for does, command in ways],
     }
 
 
@@ -262,7 +254,7 @@ def _lost_with_it(facts: TicketFacts) -> Iterator[Reason]:
         yield Reason("owners_lost", f"{text}, so fewer and fewer others run beside it.")
 
 
-def _explained(facts: TicketFacts) -> _Told:
+def _explained(facts: TicketFacts) -> Iterator[Reason]:
     if facts.kind == "unreadable":
         return _unreadable(facts)
     if facts.kind == "halted":
@@ -274,7 +266,7 @@ def _explained(facts: TicketFacts) -> _Told:
     ):
         return _put_off(facts)
     if facts.kind == "owned" and facts.owner is not None:
-        return _owned(facts, facts.owner)
+        return _owned(facts, facts.owner) if facts.owner.state else _lost(facts, facts.owner)
     given_back = facts.kind in ("returned", "put_off")
     if given_back or facts.parked or (facts.board is not None and facts.board.parked):
         return _waiting(facts, TicketState(facts.kind) if given_back else TicketState.WAITING)
@@ -286,65 +278,61 @@ def _explained(facts: TicketFacts) -> _Told:
 # ---- an owner has it -------------------------------------------------------------------------------------------------
 
 
-def _owned(facts: TicketFacts, owner: OwnerFacts) -> _Told:
-    if not owner.state:
-        return _lost(facts, owner)
+def _owned(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
     head = next((told[entry_id] for entry_id in facts.ids if entry_id in told), None)
     run = next((entry for entry in told.values() if entry.state == "running"), None) or head
-    state, reason, waits_for, until_ms = _doing(facts, owner, run)
-    reasons = [
-        reason,
-        *_recalled(facts, owner),
-        *_lease(facts, owner),
-        *_behind(facts, run.id if run is not None else facts.ids[0] if facts.ids else b"?"),
-    ]
+    yield _doing(facts, owner, run)
+    yield from (*_recalled(facts, owner), *_lease(facts, owner))
+    yield from _behind(facts, run.id if run is not None else _first_of_record(facts))
     if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread or facts.rules:
-        reasons += _later(facts, owner)
-    return _Told(state, reasons, waits_for, until_ms)
+        yield from _later(facts, owner)
 
 
-def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, Reason, str, int]:
+def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> Reason:
     name, fence = owner.name, f"fencing token {facts.fence}"
     if run is None:
-        first = facts.ids[0] if facts.ids else b"?"
+        first = _first_of_record(facts)
         before = facts.attempts.get(first, NEVER)
         past = f"; attempts before: {attempts_told(before.starts, before.failures)}" if before.starts else ""
         text = f"{_id(first)} was handed over to {name}{_since_fence(facts)} ({fence}{past})"
         if facts.told is not None:
             text = f"{text}; it is on its way into a lane there, or has just ended"
-            return TicketState.HANDED_OVER, Reason("on_the_way", text), name, 0
+            return Reason("on_the_way", text, TicketState.HANDED_OVER, name)
         silent = f"{name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"
-        return TicketState.HANDED_OVER, Reason("owner_silent", f"{text}; {silent}"), name, 0
-    most = facts.told.max_attempts if facts.told is not None else 0
-    known = facts.attempts.get(run.id, NEVER)
-    attempt = _attempt(run.attempt, known.failures + 1, most)
-    if run.state == "running" and run.runs_apart:
-        text = f"{_id(run.id)} has run on {name} for {_for(facts, run.started_ms)}, in a process of its own"
-        text = f"{text}: {attempt}, {fence}. {_suspicion(facts, run.id)}."
-        return TicketState.RUNNING, Reason("suspect_runs", text), f"the handler on {name}", 0
+        return Reason("owner_silent", f"{text}; {silent}", TicketState.HANDED_OVER, name)
+    what, known, most = _id(run.id), facts.attempts.get(run.id, NEVER), facts.told.max_attempts if facts.told else 0
     if run.state == "running":
-        text = f"{_id(run.id)} has run on {name} for {_for(facts, run.started_ms)}: {attempt}, {fence}"
-        return TicketState.RUNNING, Reason("handler_runs", text), f"the handler on {name}", 0
+        code, text = "handler_runs", f"{what} has run on {name} for {_for(facts, run.started_ms)}"
+        attempt = f"{_attempt(run.attempt, known.failures + 1, most)}, {fence}"
+        if run.runs_apart:
+            code, text = "suspect_runs", f"{text}, in a process of its own"
+            attempt = f"{attempt}. {_suspicion(facts, run.id)}."
+        return Reason(code, f"{text}: {attempt}", TicketState.RUNNING, f"the handler on {name}")
     if run.state == "waiting":
-        due = span(run.due_ms - facts.now_ms)
+        due, its_next = (
+            span(run.due_ms - facts.now_ms),
+            (TicketState.RETRYING, f"its next attempt on {name}", run.due_ms),
+        )
         if not run.attempt:
-            paced = f"{_id(run.id)} waits on {name} ({fence}): its handler's rate lets it start in {due}"
-            return TicketState.HANDED_OVER, Reason("handler_rate", paced), f"its turn on {name}", run.due_ms
+            text = f"{what} waits on {name} ({fence}): its handler's rate lets it start in {due}"
+            return Reason("handler_rate", text, TicketState.HANDED_OVER, f"its turn on {name}", run.due_ms)
         if alike := told_alike(facts.error):
-            text = f"{_id(run.id)} ({name}, {fence}) {alike}. Its turn comes in {due}."
-            return TicketState.RETRYING, Reason("fails_alike", text), "a try that succeeds", run.due_ms
+            text = f"{what} ({name}, {fence}) {alike}. Its turn comes in {due}."
+            return Reason("fails_alike", text, TicketState.RETRYING, "a try that succeeds", run.due_ms)
         if known.put_off:
-            asked = f"{_id(run.id)} asked {name} ({fence}) to call it again in {due} (start {run.attempt})"
-            return TicketState.RETRYING, Reason("retry_later", asked), f"its next attempt on {name}", run.due_ms
-        failed = f"{_id(run.id)}: {_attempt(run.attempt, known.failures, most)} failed on {name} ({fence})"
-        failed = f"{failed}. Next attempt in {due}."
-        return TicketState.RETRYING, Reason("retry_backoff", failed), f"its next attempt on {name}", run.due_ms
+            return Reason(
+                "retry_later",
+                f"{what} asked {name} ({fence}) to call it again in {due} (start {run.attempt})",
+                *its_next,
+            )
+        failed = f"{what}: {_attempt(run.attempt, known.failures, most)} failed on {name} ({fence})"
+        return Reason("retry_backoff", f"{failed}. Next attempt in {due}.", *its_next)
     if run.state == "apart":
-        text = f"{_id(run.id)} waits on {name} ({fence}) for a process of its own. {_suspicion(facts, run.id)}."
-        return TicketState.HANDED_OVER, Reason("suspect_apart", text), f"a process of its own on {name}", 0
-    text = f"was handed over to {name}{_since_fence(facts)} ({fence}) and waits there for a free handler slot"
-    return TicketState.HANDED_OVER, Reason("waits_for_slot", f"{_id(run.id)} {text}"), f"a handler slot on {name}", 0
+        text = f"{what} waits on {name} ({fence}) for a process of its own. {_suspicion(facts, run.id)}."
+        return Reason("suspect_apart", text, TicketState.HANDED_OVER, f"a process of its own on {name}")
+    text = f"{what} was handed over to {name}{_since_fence(facts)} ({fence}) and waits there for a free handler slot"
+    return Reason("waits_for_slot", text, TicketState.HANDED_OVER, f"a handler slot on {name}")
 
 
 def _suspicion(facts: TicketFacts, entry_id: bytes) -> str:
@@ -383,54 +371,54 @@ def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
         yield Reason("owner_paused", f"{owner.paused.who or 'somebody'} {text}: {later}")
 
 
-def _lost(facts: TicketFacts, owner: OwnerFacts) -> _Told:
-    first = facts.ids[0] if facts.ids else b"?"
+def _lost(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
+    first = _first_of_record(facts)
+    died = f"consumer {owner.name} died with {_id(first)}"
     if facts.leader is None:
-        lost = Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended")
-        return _Told(TicketState.RECOVERING, (lost, _no_leader()), "a master that leads")
+        yield Reason("owner_lost", f"{died}: its lease has ended", TicketState.RECOVERING, "a master that leads")
+        yield _no_leader()
+        return
     by = f"the leader {facts.leader} takes its messages back, oldest first, and hands them over under a new fencing"
     by = f"{by} token, in {span(facts.lease_ms)} at the latest"
     successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
-    text = f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}{successor}"
-    reasons, until = (Reason("owner_lost", text), *_behind(facts, first)), facts.now_ms + facts.lease_ms
-    return _Told(TicketState.RECOVERING, reasons, "its recovery by the leader", until)
+    text, until_ms = f"{died} (fencing token {facts.fence}): {by}{successor}", facts.now_ms + facts.lease_ms
+    yield Reason("owner_lost", text, TicketState.RECOVERING, "its recovery by the leader", until_ms)
+    yield from _behind(facts, first)
 
 
 # ---- nobody has it ---------------------------------------------------------------------------------------------------
 
 
-def _waiting(facts: TicketFacts, where: str) -> _Told:
+def _waiting(facts: TicketFacts, where: str) -> Iterator[Reason]:
     rule = facts.rules[0] if facts.rules else None
     first = next(iter((*facts.ids, *facts.parked, *facts.unread)), b"")
     what = _id(first) if first else "its next message"
     is_held = where != TicketState.UNREAD or (rule is not None and rule.target in (Target.STREAM, Target.EVERYTHING))
-    obstacle, waits_for, until_ms = _obstacle(facts, rule, what, where)
+    obstacle = _obstacle(facts, rule, what, where)
     state = TicketState.PAUSED if obstacle.code == "rule_pause" and is_held else where
     if where == TicketState.WAITING and obstacle.code in _QUEUES and facts.queue is not None:
         state = TicketState.QUEUED
-    reasons = [obstacle, *_place(facts, first, what, where), *_behind(facts, first)]
+    yield obstacle._replace(state=state)
+    yield from (*_place(facts, first, what, where), *_behind(facts, first))
     if not obstacle.code.startswith("rule_"):
-        reasons += _rule_too(facts)
-    return _Told(state, reasons, waits_for, until_ms)
+        yield from _rule_too(facts)
 
 
-def _put_off(facts: TicketFacts) -> _Told:
+def _put_off(facts: TicketFacts) -> Iterator[Reason]:
     """Explain a ticket that was given back until a time, which Redis keeps: no consumer and no restart shortens it."""
-    first, due = facts.ids[0] if facts.ids else b"?", span(facts.due_ms - facts.now_ms)
+    first, due = _first_of_record(facts), span(facts.due_ms - facts.now_ms)
     known, until = facts.attempts.get(first, NEVER), f"{time_of_day(facts.due_ms)}, in {due}"
-    told = f"{_id(first)} asked to be called again at {until}"
-    if known.failures:
-        most = facts.error.most if facts.error is not None else 0
-        told = f"{_id(first)}: {_attempt(known.starts, known.failures, most)} failed. Next attempt at {until}."
-    elif not known.starts:
-        told = f"{_id(first)} waits until {until}: {OUTAGE}"
-    reason = Reason("put_off", told)
     if alike := told_alike(facts.error):
-        reason = Reason("fails_alike", f"{_id(first)} {alike}. Its turn comes in {due} at the latest.")
-    reasons = [reason, *_behind(facts, first)]
-    reasons += _rule_too(facts)
-    state = TicketState.RETRYING if known.failures or alike else TicketState.PUT_OFF
-    return _Told(state, reasons, "a try that succeeds" if alike else "its time", facts.due_ms)
+        text = f"{_id(first)} {alike}. Its turn comes in {due} at the latest."
+        yield Reason("fails_alike", text, TicketState.RETRYING, "a try that succeeds", facts.due_ms)
+    elif known.failures:
+        attempt = _attempt(known.starts, known.failures, facts.error.most if facts.error is not None else 0)
+        text = f"{_id(first)}: {attempt} failed. Next attempt at {until}."
+        yield Reason("put_off", text, TicketState.RETRYING, "its time", facts.due_ms)
+    else:
+        text = f"asked to be called again at {until}" if known.starts else f"waits until {until}: {OUTAGE}"
+        yield Reason("put_off", f"{_id(first)} {text}", TicketState.PUT_OFF, "its time", facts.due_ms)
+    yield from (*_behind(facts, first), *_rule_too(facts))
 
 
 def _place(facts: TicketFacts, first: bytes, what: str, where: str) -> Iterator[Reason]:
@@ -446,117 +434,109 @@ def _place(facts: TicketFacts, first: bytes, what: str, where: str) -> Iterator[
         yield Reason("unread", f"the leader has not read {what}{_sent(facts, first)} yet; {lag}")
 
 
-def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> tuple[Reason, str, int]:
-    crowd = facts.crowd
+def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> Reason:
+    crowd, board = facts.crowd, facts.board or BoardFacts("", 0, False)
+    is_slowed = rule is not None and rule.action is RuleAction.SLOW
     if facts.leader is None:
-        return _no_leader(), "a master that leads", 0
+        return _no_leader()
     if rule is not None and rule.action is RuleAction.PAUSE:
-        return Reason("rule_pause", f"{what} waits because the ticket is {rule.told()}"), "the rule to be lifted", 0
+        text = f"{what} waits because the ticket is {rule.told()}"
+        return Reason("rule_pause", text, waits_for="the rule to be lifted")
     if not facts.has_group:
         text = "the consumer group is gone: the leader makes it again, where it was"
-        return Reason("no_group", text), "the group", 0
+        return Reason("no_group", text, waits_for="the group")
     if not crowd.total():
         text = f"{what} waits for a consumer, and none is alive (is `usher consumer` running?)"
-        return Reason("no_consumers", text), "a consumer", 0
+        return Reason("no_consumers", text, waits_for="a consumer")
     if not crowd["live"]:
         told = ", ".join(f"{crowd[state]} {state}" for state in ("starting", "paused", "draining", "revoked"))
         way = "; `usher consumers resume NAME` ends an operator's drain" if crowd["paused"] else ""
         text = f"{what} waits: of {pluralize(crowd.total(), 'consumer')} none takes work ({told}){way}"
-        return Reason("none_accepts", text), "a consumer that takes work", 0
-    if rule is not None and rule.action is RuleAction.SLOW and facts.board is not None and facts.board.due_ms:
-        due_ms = facts.board.due_ms
-        text = f"{what} waits {span(due_ms - facts.now_ms)} more: the ticket is {rule.told()}"
-        return Reason("rule_slow", text), "its turn by the rule", due_ms
-    if (turn := _turn(facts, what, where)) is not None:
-        return turn
-    if facts.board is not None and facts.board.standing not in ("", "open"):
-        text = f"{what} waits until the leader has found out who has the ticket ({facts.board.standing})"
-        return Reason("leader_unsure", text), "the leader", 0
-    if where == TicketState.UNREAD:
-        text = f"the leader {facts.leader} has not come to {what} yet: it reads the stream in order"
-        return Reason("lag", text), "the leader to read it", 0
-    slowed = ""
-    if rule is not None and rule.action is RuleAction.SLOW:
-        slowed = f", as fast as its rule lets it ({rule.told()})"
-    text = f"the leader {facts.leader} hands {what} over {_SOON}{slowed}"
-    return Reason("about_to_move", text), "the leader", 0
-
-
-def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] | None:
+        return Reason("none_accepts", text, waits_for="a consumer that takes work")
+    if rule is not None and is_slowed and board.due_ms:
+        text = f"{what} waits {span(board.due_ms - facts.now_ms)} more: the ticket is {rule.told()}"
+        return Reason("rule_slow", text, waits_for="its turn by the rule", until_ms=board.due_ms)
     queue = facts.queue if facts.queue is not None and facts.queue.seconds > _MOMENTS_S else None
     behind = f"; {queue.text}" if queue is not None else ""
-    if facts.board is not None and facts.board.turn:
-        text = f"{what} waits for its turn: {facts.board.turn}{behind}"
-        return Reason("waits_for_turn", text), "its turn", facts.board.due_ms
-    if where == TicketState.UNREAD and facts.board is not None and facts.board.is_full:
+    if board.turn:
+        text = f"{what} waits for its turn: {board.turn}{behind}"
+        return Reason("waits_for_turn", text, waits_for="its turn", until_ms=board.due_ms)
+    if where == TicketState.UNREAD and board.is_full:
         text = f"the leader does not read {what} yet: it has as many waiting messages as it may"
-        return Reason("waiting_limit", text), "others to be done", 0
+        return Reason("waiting_limit", text, waits_for="others to be done")
     if facts.room <= 0:
-        text = f"{what} waits for room: {pluralize(facts.crowd['live'], 'consumer')} that take work, all full{behind}"
-        return Reason("consumers_full", text), "room on a consumer", 0
+        text = f"{what} waits for room: {pluralize(crowd['live'], 'consumer')} that take work, all full{behind}"
+        return Reason("consumers_full", text, waits_for="room on a consumer")
     if queue is not None and where != TicketState.UNREAD:
-        return Reason("waits_for_turn", f"{what} waits for its turn {queue.text}"), "its turn", 0
-    return None
+        return Reason("waits_for_turn", f"{what} waits for its turn {queue.text}", waits_for="its turn")
+    if board.standing not in ("", "open"):
+        text = f"{what} waits until the leader has found out who has the ticket ({board.standing})"
+        return Reason("leader_unsure", text, waits_for="the leader")
+    if where == TicketState.UNREAD:
+        text = f"the leader {facts.leader} has not come to {what} yet: it reads the stream in order"
+        return Reason("lag", text, waits_for="the leader to read it")
+    slowed = f", as fast as its rule lets it ({rule.told()})" if rule is not None and is_slowed else ""
+    text = f"the leader {facts.leader} hands {what} over {_SOON}{slowed}"
+    return Reason("about_to_move", text, waits_for="the leader")
 
 
 def _no_leader() -> Reason:
-    return Reason("no_leader", "no master leads, so nothing moves (is `usher master` running?)")
+    text = "no master leads, so nothing moves (is `usher master` running?)"
+    return Reason("no_leader", text, waits_for="a master that leads")
 
 
 # ---- an operator's business ------------------------------------------------------------------------------------------
 
 
-def _halted(facts: TicketFacts) -> _Told:
-    first, letter = (facts.ids[0] if facts.ids else b"?"), facts.letter
-    ticket = shlex.quote(facts.ticket_id)
+def _halted(facts: TicketFacts) -> Iterator[Reason]:
+    first, letter, ticket = _first_of_record(facts), facts.letter, shlex.quote(facts.ticket_id)
+    text = f"halted: {_id(first)} became a dead letter that was not found"
     if letter is not None:
-        when = f"{_ago(facts, letter.written_ms)} after {pluralize(letter.attempts, 'attempt', 'attempts')}"
+        when = f"{_ago(facts, letter.written_ms)} after {pluralize(letter.attempts, 'attempt')}"
         text = f"halted: {_id(first)} became a dead letter {when} ({letter.why})"
-    else:
-        text = f"halted: {_id(first)} became a dead letter that was not found"
     is_gone = letter is None and facts.letters_are_all
-    reasons = [Reason("halted", f"{text}; the ticket waits for an operator"), *_behind(facts, first)]
-    if letter is None and not is_gone:
-        reasons.append(Reason(LETTER_UNKNOWN, "that letter may be there all the same: not all were searched"))
-    commands = (
+    ways = (
         ("runs it again, then what is behind it", f"usher dead redrive --all --ticket {ticket}"),
         ("goes on without it", f"usher dead drop --all --ticket {ticket}"),
         *((("runs it again where that letter is gone", f"usher tickets retry {ticket}"),) if is_gone else ()),
     )
-    if facts.leader is None:
-        reasons.append(_no_leader())
-    reasons += _rule_too(facts, "a rule holds too, also after that")
-    waits_for = "an operator: redrive or drop its dead letter"
-    return _Told(TicketState.HALTED, reasons, waits_for, ways=commands)
-
-
-def _unreadable(facts: TicketFacts) -> _Told:
-    text = "the ticket's record in the index cannot be read (did somebody write it by hand?): repair or delete it, and"
-    reason = Reason("record_unreadable", f"{text} the ticket moves again")
-    command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
-    ways = (("forgets the record; the sweep finds its pending entries again", command),)
-    return _Told(TicketState.UNREADABLE, (reason,), "an operator", ways=ways)
-
-
-def _delayed(facts: TicketFacts) -> Iterator[Reason]:
-    at_least, are = "" if facts.delayed_is_exact else "at least ", "is" if facts.delayed == 1 else "are"
-    due = f"due in {span(facts.due_ms - facts.now_ms)}" if facts.due_ms > facts.now_ms else "due now"
-    first, many = "" if facts.delayed == 1 else "the first is ", pluralize(facts.delayed, "message")
-    yield Reason("delayed", f"{at_least}{many} of the ticket {are} delayed, {first}{due}")
+    halted = TicketState.HALTED, "an operator: redrive or drop its dead letter", 0, ways
+    yield Reason("halted", f"{text}; the ticket waits for an operator", *halted)
+    yield from _behind(facts, first)
+    if letter is None and not is_gone:
+        yield Reason(LETTER_UNKNOWN, "that letter may be there all the same: not all were searched")
     if facts.leader is None:
         yield _no_leader()
+    yield from _rule_too(facts, "a rule holds too, also after that")
 
 
-def _nothing(facts: TicketFacts) -> _Told:
+def _unreadable(facts: TicketFacts) -> Iterator[Reason]:
+    text = "the ticket's record in the index cannot be read (did somebody write it by hand?): repair or delete it, and"
+    command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
+    way = ("forgets the record; the sweep finds its pending entries again", command)
+    text = f"{text} the ticket moves again"
+    yield Reason("record_unreadable", text, TicketState.UNREADABLE, "an operator", ways=(way,))
+
+
+def _nothing(facts: TicketFacts) -> Iterator[Reason]:
+    if facts.delayed:
+        at_least, are = "" if facts.delayed_is_exact else "at least ", "is" if facts.delayed == 1 else "are"
+        due = f"due in {span(facts.due_ms - facts.now_ms)}" if facts.due_ms > facts.now_ms else "due now"
+        first, many = "" if facts.delayed == 1 else "the first is ", pluralize(facts.delayed, "message")
+        lists = f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}"
+        delayed = TicketState.DELAYED, "its time", facts.due_ms, [("shows them; `usher delayed drop` ends them", lists)]
+        yield Reason("delayed", f"{at_least}{many} of the ticket {are} delayed, {first}{due}", *delayed)
+        if facts.leader is None:
+            yield _no_leader()
     sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered and facts.gathered_is_exact
-    code = "not_looked_through"
+    letter, code = facts.last_letter, "not_looked_through"
     if facts.not_gathered:
         at_least = "" if facts.gathered_is_exact else "at least "
         waits = f"{at_least}{pluralize(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be"
         text = f"the ticket has nothing in the work stream; {waits} gathered, and some may belong to it"
         code = "not_gathered"
     elif sure:
-        ends = "" if facts.last_letter is not None else ": everything is finished, or nothing was ever sent"
+        ends = "" if letter is not None else ": everything is finished, or nothing was ever sent"
         if not facts.letters_are_all:
             ends = "; it may have a dead letter: not all were searched"
         code, text = "nothing_to_do", f"the ticket has nothing unread, waiting or in processing{ends}"
@@ -566,27 +546,23 @@ def _nothing(facts: TicketFacts) -> _Told:
     else:
         text = "the ticket has nothing in processing; more is unread or waiting than was searched, so it may be further"
         text = f"{text} behind"
-    reasons = [Reason(code, text)]
+    yield Reason(code, text, TicketState.IDLE if sure else TicketState.NOT_FOUND)
     if facts.by_stream and "/" not in facts.ticket_id:
         of_streams = "with several streams, ask for STREAM/ID"
-        reasons.append(Reason("by_stream", f"{of_streams}, such as shop:3/{facts.ticket_id}"))
-    letter = facts.last_letter
-    commands: tuple[tuple[str, str], ...] = ()
+        yield Reason("by_stream", f"{of_streams}, such as shop:3/{facts.ticket_id}")
     if letter is not None:
         how = f"{_ago(facts, letter.written_ms)} ({letter.why})"
-        reasons.append(Reason("has_dead_letter", f"its message {_id(letter.message_id)} became a dead letter {how}"))
-        commands = (("runs it again, as a new message", f"usher dead redrive {_id(letter.id)}"),)
-    reasons += _rule_too(facts, "a rule waits for it")
-    if facts.delayed:
-        lists = f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}"
-        commands = (("shows them; `usher delayed drop` ends them", lists), *commands)
-        reasons = [*_delayed(facts), *reasons]
-        return _Told(TicketState.DELAYED, reasons, "its time", facts.due_ms, commands)
-    state = TicketState.IDLE if sure else TicketState.NOT_FOUND
-    return _Told(state, reasons, ways=commands)
+        way = ("runs it again, as a new message", f"usher dead redrive {_id(letter.id)}")
+        text = f"its message {_id(letter.message_id)} became a dead letter {how}"
+        yield Reason("has_dead_letter", text, ways=(way,))
+    yield from _rule_too(facts, "a rule waits for it")
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def _first_of_record(facts: TicketFacts) -> bytes:
+    return facts.ids[0] if facts.ids else b"?"
 
 
 def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
@@ -696,136 +672,99 @@ STUCK_MS = 5_000
 FENCES_PER_MS = 1024
 
 
-class Head(NamedTuple):
-    """The first unfinished message of a ticket. ``owner``: as in the index, empty while it is parked. ``size``:
-    unfinished messages known to it."""
+class Looked(NamedTuple):
+    """A ticket, and what one look at Redis tells of it. ``record``: of the index, ``owner fence id id ...``; the owner
+    is empty where there is none, and the ids are those of parked messages. ``made``: its row for lists, if there is one
+    already."""
 
     ticket: bytes
-    owner: bytes
-    fence: int
-    id: bytes
-    size: int
+    record: bytes
+    seen: Seen
+    error: LastError | None
+    made: dict[str, Any] | None = None
 
     @property
-    def sent_ms(self) -> int:
-        return milliseconds(self.id)
+    def owner(self) -> bytes:
+        return self.record.partition(b" ")[0]
 
+    @property
+    def head(self) -> bytes:
+        return self.record.split(b" ", 3)[2]
 
-class StuckContext(NamedTuple):
-    """Further facts: attempts by message, consumers' states by incarnation, when a head was seen to move, parked
-    messages by ticket, live rules, last errors by message; behind what tickets wait for their turn (``Seen.queue``)."""
+    @property
+    def size(self) -> int:
+        return self.record.count(b" ") - 1
 
-    attempts: Mapping[bytes, Attempts]
-    states: Mapping[str, str]
-    moved_ms: Mapping[bytes, int]
-    parked: Mapping[bytes, Parked]
-    rules: Rulebook = Rulebook()
-    errors: Mapping[bytes, LastError] = MappingProxyType({})
-    queue: str = ""
+    @property
+    def has_failed(self) -> bool:
+        return self.seen.attempts is not NEVER or self.error is not None or self.seen.kind == "halted"
 
+    @property
+    def under_master(self) -> int:
+        """The entries of its record that are pending under ``master``: all of a ticket without an owner, of a halted
+        one all but the head."""
+        return 0 if self.seen.kind == "owned" else self.size - (self.seen.kind == "halted")
 
-def parse_head(ticket: bytes, value: bytes) -> Head | None:
-    """Parse the head of a record (lua/includes/records.lua); None when it has no messages, or cannot be read. Kept
-    short, because it runs by the thousand."""
-    parts = value.split(b" ", 3)
-    if len(parts) < 3 or not parts[1].isdigit() or not parts[2].partition(b"-")[0].isdigit():
-        return None
-    return Head(ticket, parts[0], int(parts[1]), parts[2], 2 + parts[3].count(b" ") if len(parts) > 3 else 1)
-
-
-def oldest(heads: Iterable[Head], most: int) -> list[Head]:
-    """Return the oldest heads of each kind (``kind_of``): what was put off hides no handler that hangs."""
-    by_kind = defaultdict[str, list[Head]](list)
-    for head in heads:
-        by_kind[kind_of(head.owner)].append(head)
-    return [one for some in by_kind.values() for one in heapq.nsmallest(most, some, key=lambda head: head.sent_ms)]
+    def behind(self, parked: int) -> int:
+        """Count the messages behind the head, when ``parked`` of the ticket are pending under ``master``, those
+        included that its record names."""
+        return self.size - 1 + max(0, parked - self.under_master)
 
 
 def fence_ms(fence: int) -> int:
     return fence // FENCES_PER_MS
 
 
-def since_ms(head: Head, moved_ms: int, now_ms: int) -> int:
+def since_ms(one: Looked, moved_ms: int, now_ms: int) -> int:
     """Return since when the head has stood still: since it was sent, got its owner, or the message before it was
     finished. Times in the future prove nothing, because an id need not be a time. When nothing else is known: since
     now.
 
-    >>> handed, parked = Head(b"T", b"c:1", 7000 * 1024, b"5000-0", 1), Head(b"T", b"", 0, b"5000-0", 1)
+    >>> handed, parked = (Looked(b"T", record, Seen(), None) for record in (b"c:1 7168000 5000-0", b" 0 5000-0"))
     >>> since_ms(handed, 0, 9500), since_ms(parked, 9000, 9500), since_ms(handed, 0, 6000), since_ms(parked, 0, 4000)
     (7000, 9000, 5000, 4000)
     """
-    handed_ms = fence_ms(head.fence)
-    known = [ms for ms in (head.sent_ms, *filter(None, (handed_ms, moved_ms))) if ms <= now_ms]
-    return max(known, default=now_ms)
+    _, fence, head, *_ = one.record.split(b" ", 3)
+    times = milliseconds(head), fence_ms(int(fence)), moved_ms
+    return max((ms for ms in times if 0 < ms <= now_ms), default=now_ms)
 
 
-def stuck_rows(heads: Iterable[Head], seen: StuckContext, now_ms: int, most: int) -> list[dict[str, Any]]:
-    """Return rows of the oldest tickets of each state that are stuck."""
-    rows, of_state = list[dict[str, Any]](), Counter[str]()
-    for head in sorted(heads, key=lambda one: rank(one.id)):
-        row = describe(head, seen, now_ms)
-        is_stuck = now_ms - row["since_ms"] >= STUCK_MS or row["attempts"] or head.owner == HALTED
-        if is_stuck and of_state[row["state"]] < most:
-            of_state[row["state"]] += 1
-            rows.append(row)
-    return rows
-
-
-def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
-    attempts, owner = seen.attempts.get(head.id, NEVER), head.owner.decode(errors="replace")
-    alike, due_ms = told_alike(seen.errors.get(head.id)), due_ms_of(head.owner) or 0
-    lease, rule = seen.states.get(owner, "lost"), seen.rules.of(head.ticket)
-    facts = Seen(kind_of(head.owner), lease, attempts, due_ms, rule, alike, seen.queue if rule is None else "")
-    state = ticket_state(facts)
-    parked, (known, error) = seen.parked.get(head.ticket, Parked()), last_known(attempts, seen.errors.get(head.id))
+def describe(one: Looked, since: int, parked: Parked, now_ms: int) -> dict[str, Any]:
+    """Return a row. ``since``: see ``since_ms``; ``parked``: messages of the ticket."""
+    seen, alike, state = one.seen, one.seen.alike, ticket_state(one.seen)
+    known, error = last_known(seen.attempts, one.error)
     first_ms = error.since_ms if error is not None else 0  # of the failure; a hand-over is anew with each retry
     most = error.most if error is not None else 0
     return {
-        "ticket_id": head.ticket.decode(errors="replace"),
-        "head": head.id.decode(errors="replace"),
-        "sent_ms": head.sent_ms,
-        "since_ms": min(first_ms or since_ms(head, seen.moved_ms.get(head.id, 0), now_ms), now_ms),
-        "behind": behind(head, parked.messages),
+        "ticket_id": one.ticket.decode(errors="replace"),
+        "head": one.head.decode(errors="replace"),
+        "sent_ms": milliseconds(one.head),
+        "since_ms": min(first_ms or since, now_ms),
+        "behind": one.behind(parked.messages),
         "behind_is_exact": parked.is_exact,
         "attempts": known.starts,
         "tried": attempts_told(known.starts, known.failures, most) if known.starts else "",
         "error": error.told if error is not None else "",
         "at": error.at if error is not None else "",
-        "put_off": attempts.put_off and not alike,
+        "put_off": seen.attempts.put_off and not alike,
         "alike": bool(alike) and state.name is TicketState.RETRYING,
         "state": state.name,
-        "why": state.why(facts),
-        "consumer": name_of(owner) if facts.kind == "owned" else "",
+        "why": state.why(seen),
+        "consumer": name_of(one.owner.decode(errors="replace")) if seen.kind == "owned" else "",
     }
-
-
-def behind(head: Head, parked: int) -> int:
-    """Count the messages that wait behind the head, when ``parked`` of the ticket are pending under ``master``, those
-    included that its record names."""
-    return head.size - 1 + max(0, parked - named_under_master(head))
-
-
-def named_under_master(head: Head) -> int:
-    """Count the entries of a record that are pending under ``master``: all of a ticket without an owner, of a halted
-    one all but the head."""
-    if head.owner == HALTED:
-        return head.size - 1
-    return 0 if b":" in head.owner else head.size  # an incarnation has one
 
 
 # -- groups
 
 #: Rows that a group shows; the others are counted.
 SHOWN = 20
-#: Most groups; tickets of further ones are counted as "others".
+#: Most groups that are told apart.
 _MOST = 200
 GroupKey = tuple[str, str]
 #: Words for states whose own text is another one for each ticket.
 _ALL_ALIKE = {TicketState.QUEUED: "for their turn", TicketState.PUT_OFF: "asked to be called again later"}
 #: The group of what is in none of the named ones.
 FURTHER = "further"
-_FURTHER = {"state": FURTHER, "error": "", "at": "", "alike": False, "rows": []}
-_FURTHER |= {"tickets_are_all": True, "messages_are_all": False}
 
 
 def key_of(row: Mapping[str, Any]) -> GroupKey:
@@ -840,73 +779,51 @@ def key_of(row: Mapping[str, Any]) -> GroupKey:
 
 
 class TicketGroups:
-    """Groups, as their tickets are added one by one. Only a bounded number of rows is kept."""
+    """Groups, as their tickets are added one by one. Only a bounded number of rows is kept, the oldest ones."""
 
-    def __init__(self) -> None:
-        self._groups: dict[GroupKey, dict[str, Any]] = {}
-        self.others = 0
+    def __init__(self, groups: Mapping[GroupKey, dict[str, Any]] = MappingProxyType({})) -> None:
+        self._groups = {key: group | {"rows": [*group["rows"]]} for key, group in groups.items()}
 
-    def add(self, row: dict[str, Any]) -> None:
-        key = key_of(row)
-        group = self._groups.get(key)
-        if group is None:
-            if len(self._groups) >= _MOST:
-                self.others += 1
-                return
-            names = {"state": key[0], "text": key[1], "error": row["error"], "at": row["at"], "alike": False}
-            group = {**names, "tickets": 0, "messages": 0, "messages_are_all": True, "since_ms": row["since_ms"]}
-            self._groups[key] = group | {"rows": []}
-            group = self._groups[key]
+    def copied(self) -> TicketGroups:
+        return TicketGroups(self._groups)
+
+    def add(self, row: dict[str, Any], are_all: bool = True) -> None:
+        """Add a ticket. ``are_all``: no others of its kind may be left out."""
+        key, error, at = key_of(row), row["error"], row["at"]
+        if key not in self._groups and len(self._groups) >= _MOST:
+            key, error, at = (FURTHER, f"further errors, more than {_MOST} in all"), "", ""
+        if (group := self._groups.get(key)) is None:
+            group = {"state": key[0], "text": key[1], "error": error, "at": at, "alike": False, "rows": []}
+            group |= {"tickets": 0, "tickets_are_all": True, "messages": 0, "messages_are_all": True}
+            group["since_ms"] = row["since_ms"]
+            self._groups[key] = group
         group["tickets"] += 1
+        group["tickets_are_all"] = group["tickets_are_all"] and are_all
         group["alike"] = group["alike"] or row.get("alike", False)
         group["messages"] += 1 + row["behind"]
         group["messages_are_all"] = group["messages_are_all"] and row["behind_is_exact"]
         group["since_ms"] = min(group["since_ms"], row["since_ms"])
-        if len(group["rows"]) < SHOWN:
-            group["rows"].append(row)
+        group["rows"].append(row)
+        if len(group["rows"]) > 2 * SHOWN:
+            group["rows"] = _oldest(group["rows"])
 
-    def merged(
-        self, rows: Iterable[dict[str, Any]], has_all: bool = False, most: float = math.inf
-    ) -> list[dict[str, Any]]:
-        """Return all groups, those that need somebody first; of ``rows``, what is in none of the groups counted here
-        is counted too, and what is in one takes the place of the rows kept. ``has_all``: no message waits that the
-        records do not name; ``most``: so many rows of a state may not be all of them."""
-        more, fresh, of_state = TicketGroups(), dict[GroupKey, list[dict[str, Any]]](), Counter[str]()
-        for row in rows:
-            key = key_of(row)
-            of_state[row["state"]] += 1
-            if key in self._groups:
-                fresh.setdefault(key, []).append(row)
-            else:
-                more.add(row)
+    def told(self, has_all: bool = False, are_all: bool = True) -> list[dict[str, Any]]:
+        """Return all groups, those that need somebody first. ``has_all``: no message waits that the records do not
+        name; ``are_all``: all tickets were looked at."""
         known = [
-            (larger := _larger(group, fresh.get(key, [])))
-            | {"messages_are_all": has_all or larger["messages_are_all"], "rows": fresh.get(key, group["rows"])[:SHOWN]}
-            | {"tickets_are_all": True}
-            for key, group in self._groups.items()
+            group
+            | {"tickets_are_all": is_all, "messages_are_all": is_all and (has_all or group["messages_are_all"])}
+            | {"rows": _oldest(group["rows"])}
+            for group in self._groups.values()
+            for is_all in (are_all and group["tickets_are_all"],)
         ]
-        if others := self.others + more.others:
-            text = f"further errors, more than {_MOST} in all"
-            since_ms = min(group["since_ms"] for group in known)
-            known.append(dict(_FURTHER, text=text, tickets=others, messages=others, since_ms=since_ms))
-        others_known = [
-            group | {"tickets_are_all": is_all, "messages_are_all": is_all and group["messages_are_all"]}
-            for group in more._groups.values()
-            for is_all in (of_state[group["state"]] < most,)
-        ]
-        both = [group | {"told": told(group), "what": what(group)} for group in (*known, *others_known)]
+        both = [group | {"told": told(group), "what": what(group)} for group in known]
         ranks = {state: at for at, state in enumerate(LISTED)}  # what needs somebody comes first
         return sorted(both, key=lambda one: (ranks.get(one["state"], len(ranks)), -one["tickets"], one["text"]))
 
 
-def _larger(group: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    messages, has_all = sum(1 + row["behind"] for row in rows), len(rows) >= group["tickets"]
-    group = group | {"messages": max(messages, group["messages"])}
-    if has_all and all(row["behind_is_exact"] for row in rows):
-        group = group | {"messages": messages, "messages_are_all": True}
-    if len(rows) <= group["tickets"]:
-        return group
-    return group | {"tickets": len(rows), "since_ms": min(row["since_ms"] for row in rows)}
+def _oldest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["since_ms"])[:SHOWN]
 
 
 def told(group: Mapping[str, Any]) -> str:
@@ -940,13 +857,6 @@ _RECENT_S = 86_400
 #: Declared losses of the group itself; of others there are alarms anyway.
 _OF_GROUP = ("group_lost", "set_back")
 OK = "ok"
-_WORDS = {BAD: "Critical", WARN: "Warning", OK: "OK"}
-
-
-def _alarm(level: str, text: str, href: str) -> dict[str, str]:
-    """Return an alarm. ``level``: bad, warn or ok; ``word`` is the same for people; ``href``: the page with more, or
-    ""."""
-    return {"level": level, "word": _WORDS[level], "text": text, "href": href}
 
 
 def level_of(group: Mapping[str, Any], now_ms: int) -> str:
@@ -962,66 +872,49 @@ def level_of(group: Mapping[str, Any], now_ms: int) -> str:
 
 
 def alarms(seen: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the alarms of a snapshot of the pulse, beside its groups of stuck tickets; when there is neither, one that
-    says that all is well."""
-    of_rules = [_alarm(WARN, f"All tickets are {told}", "/rules") for told in seen["broad_rules"]]
-    found = [*_of_programs(seen), *_of_stream(seen), *_of_tickets(seen), *of_rules, *_of_flow(seen)]
+    """Return the alarms of a snapshot of the pulse, beside its groups of stuck tickets, the worst first: ``level`` bad,
+    warn or ok, ``text``, and ``href``, the page with more; when there is neither, one that says that all is well."""
+    found = [{"level": level, "text": text, "href": href} for level, text, href in _troubles(seen)]
     if not (found or seen["groups"]):
-        return [_alarm(OK, _calm(seen), "/dead-letters" if seen["dead_letters"] else "")]
+        return [{"level": OK, "text": _calm(seen), "href": "/dead-letters" if seen["dead_letters"] else ""}]
     return sorted(found, key=lambda one: one["level"] != BAD)
 
 
-def _of_programs(seen: Mapping[str, Any]) -> list[dict[str, str]]:
-    states = seen["consumers"]
-    found = []
+def _troubles(seen: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    states, mishaps, nobody_leads = seen["consumers"], seen["mishaps"], seen["leader_url"] is None
+    since_s, of_groups = seen["time_ms"] / 1000 - _RECENT_S, {group["state"] for group in seen["groups"]}
     # This comes first: leases cannot be renewed either, so the others follow from it.
     if (trouble := seen["write_trouble"]) is not None:
-        found.append(
-            _alarm(BAD if trouble["is_certain"] or seen["leader_url"] is None else WARN, trouble["text"], "/doctor")
-        )
+        yield BAD if trouble["is_certain"] or nobody_leads else WARN, trouble["text"], "/doctor"
     elif (share := seen.get("memory_share") or 0.0) >= NEARLY_FULL:
-        text = f"{share:.0%} of Redis' memory is used; when all is, nothing can be sent"
-        found.append(_alarm(WARN, text, "/streams"))
-    if seen["leader_url"] is None:
-        found.append(_alarm(BAD, "No master leads: nothing is handed over", "/doctor"))
+        yield WARN, f"{share:.0%} of Redis' memory is used; when all is, nothing can be sent", "/streams"
+    if nobody_leads:
+        yield BAD, "No master leads: nothing is handed over", "/doctor"
     if not states["live"]:
         some = states["draining"] or states["paused"]
         waits = "those that drain or are paused take nothing more" if some else "nothing is handled"
-        found.append(_alarm(BAD, f"No consumer is live: {waits}", "/consumers"))
+        yield BAD, f"No consumer is live: {waits}", "/consumers"
     for state, says in (("lost", "lost; others get what was theirs"), ("revoked", "not answering over HTTP")):
         if states[state]:
-            found.append(_alarm(WARN, f"{pluralize(states[state], 'consumer')} {says}", "/consumers"))
-    return found
-
-
-def _of_stream(seen: Mapping[str, Any]) -> list[dict[str, str]]:
-    told, since_s = seen["mishaps"], seen["time_ms"] / 1000 - _RECENT_S
-    found = []
-    if told["unread_cut"] and told["unread_cut_s"] > since_s:
-        text = f"Cut from the stream before they were read, and lost: {pluralize(told['unread_cut'], 'message')}"
-        found.append(_alarm(BAD, text, "/doctor"))
-    recent = [one for one in seen.get("losses", ()) if one["ms"] / 1000 > since_s]
-    found += [_alarm(BAD, f"Declared: {one['text']}", "/streams") for one in recent if one["kind"] in _OF_GROUP][:1]
-    return found
-
-
-def _of_tickets(seen: Mapping[str, Any]) -> list[dict[str, str]]:
-    if not seen["halted"] or any(group["state"] == TicketState.HALTED for group in seen["groups"]):
-        return []  # else they are not among those that were looked at yet
-    told = f"{pluralize(seen['halted'], 'ticket')} halted by a dead letter: redrive or drop it"
-    return [_alarm(BAD, told, "/dead-letters")]
-
-
-def _of_flow(seen: Mapping[str, Any]) -> list[dict[str, str]]:
+            yield WARN, f"{pluralize(states[state], 'consumer')} {says}", "/consumers"
+    if mishaps["unread_cut"] and mishaps["unread_cut_s"] > since_s:
+        lost = pluralize(mishaps["unread_cut"], "message")
+        yield BAD, f"Cut from the stream before they were read, and lost: {lost}", "/doctor"
+    losses = (one for one in seen.get("losses", ()) if one["ms"] / 1000 > since_s and one["kind"] in _OF_GROUP)
+    if (loss := next(losses, None)) is not None:
+        yield BAD, f"Declared: {loss['text']}", "/streams"
+    if seen["halted"] and TicketState.HALTED not in of_groups:  # they were not looked at yet
+        yield BAD, f"{pluralize(seen['halted'], 'ticket')} halted by a dead letter: redrive or drop it", "/dead-letters"
+    for told in seen["broad_rules"]:
+        yield WARN, f"All tickets are {told}", "/rules"
+    for level, text in ((BAD, seen.get("sudden")), (WARN, seen.get("letters_wrong"))):
+        if text:
+            yield level, text, "/dead-letters"
     # of what is pending; also None without a group, where the number of unread entries is unknown
-    oldest_ms = seen["oldest_ms"]
-    found = [_alarm(BAD, seen["sudden"], "/dead-letters")] if seen.get("sudden") else []
-    found += [_alarm(WARN, seen["letters_wrong"], "/dead-letters")] if seen.get("letters_wrong") else []
-    is_queued = any(group["state"] == TicketState.QUEUED for group in seen["groups"])  # which says behind what
-    if seen["lag"] >= _LAG and not is_queued and oldest_ms and seen["time_ms"] - oldest_ms >= _OLD_MS:
+    is_old = seen["oldest_ms"] and seen["time_ms"] - seen["oldest_ms"] >= _OLD_MS
+    if seen["lag"] >= _LAG and is_old and TicketState.QUEUED not in of_groups:  # which say behind what they wait
         lag = f"{'' if seen['lag_is_exact'] else 'more than '}{seen['lag']:,}"
-        found.append(_alarm(WARN, f"The consumers are behind: {lag} messages are unread", "/consumers"))
-    return found
+        yield WARN, f"The consumers are behind: {lag} messages are unread", "/consumers"
 
 
 def _calm(seen: Mapping[str, Any]) -> str:

@@ -8,18 +8,27 @@ and in the action log.
 from __future__ import annotations
 
 import datetime
-import hashlib
 import re
 import secrets
 import shlex
-import zoneinfo
 from collections.abc import Callable, Mapping
-from importlib import resources
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlencode, urlsplit
 
-from flask import Blueprint, Flask, Response, g, make_response, redirect, render_template, request
-from itsdangerous import BadSignature, URLSafeSerializer
+from flask import (
+    Blueprint,
+    Flask,
+    Response,
+    current_app,
+    g,
+    make_response,
+    redirect,
+    render_template,
+    request,
+    send_from_directory,
+)
+from itsdangerous import URLSafeSerializer
 from jinja2 import TemplateError
 from werkzeug.local import LocalProxy
 from werkzeug.wrappers import Response as AnyResponse
@@ -41,6 +50,7 @@ from usher.master.insight.formatting import (
     spark,
     ticket_url,
     tried,
+    visible,
 )
 from usher.master.insight.status import BAR, ORDERS
 from usher.master.operations.action_log import OperatorAction, counted
@@ -55,6 +65,7 @@ from usher.master.verbs.verbs import (
     LETTERS,
     TICKETS,
     VERBS,
+    Args,
     Ask,
     BulkJob,
     DelayedAsk,
@@ -69,6 +80,7 @@ from usher.master.verbs.verbs import (
 from usher.master.web.api import (
     Parts,
     acting_in,
+    consumer_shown,
     find_messages,
     message_facts,
     performed,
@@ -84,10 +96,12 @@ from usher.master.web.api import (
 AGES = (("", "any age"), ("900", "15 min"), ("3600", "1 h"), ("21600", "6 h"), ("86400", "1 d"), ("604800", "7 d"))
 #: Most characters of a message about what was done.
 _LONGEST = 1000
-_ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,2}")
-#: The zone of a form that means the master's own.
-LOCAL = "local"
 T = TypeVar("T", bound=Ask)
+#: What was done stands in the addresses of pages, signed: else a link could make a page show any text.
+_SAID = URLSafeSerializer(secrets.token_bytes(32))
+pages = Blueprint("pages", __name__, template_folder="templates")
+#: The parts of the application that answers.
+parts = cast(Parts, LocalProxy(lambda: current_app.extensions["usher_parts"]))
 
 
 def asked_of(ask: type[T], given: Mapping[str, str]) -> T:
@@ -101,10 +115,6 @@ def asked_sort(given: Mapping[str, str]) -> str:
     return sort
 
 
-def group_url(group: Mapping[str, Any]) -> str:
-    return "/tickets?" + urlencode({"state": group["state"], "error": group["error"]})
-
-
 def asked_place(name: str, fits: Callable[[str], object] = is_id) -> str:
     """Return the place at which a page begins, "" for the first one. Raises Problem 422."""
     if (place := request.args.get(name, "")) and not fits(place):
@@ -115,10 +125,7 @@ def asked_place(name: str, fits: Callable[[str], object] = is_id) -> str:
 def read_why() -> str:
     """Return the reason that a form gives. Raises Problem 422, as the same over JSON does; so read it before anything
     is done."""
-    why = request.form.get("why", "").strip()[:LONGEST_REASON]
-    if not why.isprintable():
-        raise refused("the reason must be one line of text, without control characters")
-    return why
+    return read_model(Args, {"reason": request.form.get("why", "").strip()[:LONGEST_REASON]}).reason
 
 
 def read_form_text(name: str, most: int) -> str:
@@ -130,53 +137,6 @@ def read_form_text(name: str, most: int) -> str:
 
 def refused(why: str) -> Problem:
     return Problem(422, "invalid_fields", why)
-
-
-class FlashMessages:
-    """Messages about what was done, in the addresses of pages: signed by this master, else a link could make a page
-    show any text."""
-
-    def __init__(self) -> None:
-        self._signer = URLSafeSerializer(secrets.token_bytes(32))
-
-    def put(self, text: str) -> str:
-        return str(self._signer.dumps(text[:_LONGEST]))
-
-    def get(self, signed: str) -> str:
-        try:
-            return str(self._signer.loads(signed))
-        except BadSignature:
-            return ""
-
-
-# -- times
-
-
-def asked_moment() -> int:
-    """Return the time that a form gives, in its zone. Raises Problem 422, with a sentence."""
-    text, zone = request.form.get("at", "").strip(), request.form.get("zone", "")
-    if not text:
-        raise refused("say when they are to be sent: give a time beside the button")
-    try:
-        return moment_ms(text, None if zone == LOCAL else lambda: _zone(zone))
-    except ValueError as wrong:
-        raise refused(str(wrong).replace("write e.g.", "write the time as")) from None
-
-
-def _zone(name: str) -> datetime.tzinfo:
-    if name == "UTC":
-        return datetime.UTC
-    try:
-        if not _ZONE.fullmatch(name):
-            raise ValueError
-        return zoneinfo.ZoneInfo(name)
-    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
-        raise refused("this master does not know the zone of the time: choose UTC") from None
-
-
-def local_zone() -> str:
-    here = datetime.datetime.now().astimezone()
-    return f"{here:%Z} (now UTC{here:%:z})" if here.utcoffset() else ""
 
 
 _NUMBER = re.compile(r"[0-9]{1,20}")
@@ -198,115 +158,105 @@ _ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, Tem
 _SEVERITIES = ("bad", "warn", "unknown", "ok")
 
 
-def view_routes(parts: Parts) -> Blueprint:
-    views = Blueprint("views", __name__)
-    _add_live(views, parts)
-    _add_tickets(views, parts)
-    _add_messages(views, parts)
-    _add_letters(views, parts)
-    _add_delayed(views, parts)
-    _add_charts(views, parts)
-    _add_system(views, parts)
-    return views
+def render_page(body: str, page: str, **more: Any) -> str:
+    """Return a page: ``body`` in the frame of all pages, whose macros it uses. ``page``: its place in the menu."""
+    return framed(body, page, **{name: seen(part) for name, part in more.items()})
 
 
-def render_page(template: str, page: str, **more: Any) -> str:
-    return render_template(template, page=page, **{name: seen(part) for name, part in more.items()})
+def framed(body: str, page: str, **facts: Any) -> str:
+    listed = {name: label for pages in _NAV.values() for name, _, label in pages}
+    return render_template("layout/base.html", body=body, page=page, **({"title": listed.get(page)} | facts))
 
 
-def _add_live(views: Blueprint, parts: Parts) -> None:
-    @views.get("/")
-    def overview() -> str:
-        pulse = parts.overview.snapshot()
-        groups = with_fields(parts.fields.add_to_groups, pulse["groups"])
-        given_up = [group for group in pulse["letters"] if group.policy != HALT]
-        facts = {"pulse": pulse | {"groups": groups}, "history": parts.overview.history(), "kinds": len(given_up)}
-        now_ms, points = _points(parts, "1h")
-        of_all = [(totals([one], BY_CONSUMER, ALL) or [{}])[0] for one in points]
-        facts["points"] = [one | {"wait_99": told.get("wait_99")} for one, told in zip(points, of_all, strict=True)]
-        facts["by_name"] = {row["name"]: row for row in totals(points[-1:], BY_CONSUMER)}
-        facts |= {"speed": of_all[-1] if of_all else {}, "consumers": parts.overview.consumers()}
-        of_hour = kinds("", "", "")[0]._replace(title="Last hour, per second")
-        facts["chart"] = draw(of_hour, points, SPANS["1h"], now_ms) if points else None
-        facts |= {"width": WIDTH, "given_up": given_up[:_GROUPS_OF_OVERVIEW]}
-        return render_page("system/overview.html", "overview", **facts)
+@pages.get("/")
+def overview() -> str:
+    pulse = parts.overview.snapshot()
+    groups = with_fields(parts.fields.add_to_groups, pulse["groups"])
+    given_up = [group for group in pulse["letters"] if group.policy != HALT]
+    facts = {"pulse": pulse | {"groups": groups}, "kinds": len(given_up)}
+    now_ms, points = _points("1h")
+    of_all = [(totals([one], BY_CONSUMER, ALL) or [{}])[0] for one in points]
+    facts["points"] = [one | {"wait_99": told.get("wait_99")} for one, told in zip(points, of_all, strict=True)]
+    facts["by_name"] = {row["name"]: row for row in totals(points[-1:], BY_CONSUMER)}
+    facts |= {"speed": of_all[-1] if of_all else {}, "consumers": parts.overview.consumers()}
+    of_hour = kinds("", "", "")[0]._replace(title="Last hour, per second")
+    facts["chart"] = draw(of_hour, points, SPANS["1h"], now_ms) if points else None
+    facts |= {"width": WIDTH, "given_up": given_up[:_GROUPS_OF_OVERVIEW]}
+    return render_page("system/overview.html", "overview", **facts)
 
-    @views.get("/consumers/<name>")
-    def consumer(name: str) -> str:
-        rows = [row for row in parts.overview.consumers() if row["name"] == name]
-        if not rows:
-            raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
-        rows = [row | {"process": parts.ask_process(str(row.get("health_url", "")))} for row in rows]
-        now_ms, points = _points(parts, "24h", name)
-        starts = [ms for one in points for ms, what, text in one["marks"] if (what, text) == ("start", name)]
-        of_name = next((row for row in totals(points, BY_CONSUMER) if row["name"] == name), None)
-        facts = {"name": name, "rows": rows, "starts": starts[::-1], "day": of_name}
-        drawn = [draw(kind, points, SPANS["24h"], now_ms) for kind in kinds(name, "", "")] if of_name else []
-        return render_page("operations/consumer.html", "consumers", drawn=drawn, width=WIDTH, **facts)
 
-    @views.get("/consumers")
-    def consumers() -> str:
-        rows, name = parts.overview.consumers(), request.args.get("name", "")
-        fitting = [row for row in rows if name in row["name"]]
-        fitting.sort(key=lambda row: (_ATTENTION.get(row["state"], len(_ATTENTION)), row["incarnation"]))
-        after = request.args.get("after", "")
-        start = next((at + 1 for at, row in enumerate(fitting) if row["incarnation"] == after), 0)
-        shown_rows = fitting[start : start + _CONSUMERS_ON_A_PAGE]
-        following = shown_rows[-1]["incarnation"] if start + len(shown_rows) < len(fitting) else None
-        facts = {"rows": shown_rows, "total": len(rows), "name": name, "following": following}
-        return render_page("operations/consumers.html", "consumers", **facts)
+@pages.get("/consumers/<name>")
+def consumer(name: str) -> str:
+    rows = consumer_shown(parts, parts.overview.consumers(), name)
+    now_ms, points = _points("24h", name)
+    starts = [ms for one in points for ms, what, text in one["marks"] if (what, text) == ("start", name)]
+    of_name = next((row for row in totals(points, BY_CONSUMER) if row["name"] == name), None)
+    facts = {"name": name, "rows": rows, "starts": starts[::-1], "day": of_name}
+    drawn = [draw(kind, points, SPANS["24h"], now_ms) for kind in kinds(name, "", "")] if of_name else []
+    return render_page("operations/consumer.html", "consumers", title=name, drawn=drawn, width=WIDTH, **facts)
+
+
+@pages.get("/consumers")
+def consumers() -> str:
+    rows, name = parts.overview.consumers(), request.args.get("name", "")
+    fitting = [row for row in rows if name in row["name"]]
+    fitting.sort(key=lambda row: (_ATTENTION.get(row["state"], len(_ATTENTION)), row["incarnation"]))
+    after = request.args.get("after", "")
+    start = next((at + 1 for at, row in enumerate(fitting) if row["incarnation"] == after), 0)
+    shown_rows = fitting[start : start + _CONSUMERS_ON_A_PAGE]
+    following = shown_rows[-1]["incarnation"] if start + len(shown_rows) < len(fitting) else None
+    facts = {"rows": shown_rows, "total": len(rows), "name": name, "following": following}
+    return render_page("operations/consumers.html", "consumers", **facts)
 
 
 # -- tickets
 
 
-def _add_tickets(views: Blueprint, parts: Parts) -> None:
-    @views.get("/tickets")
-    def tickets() -> str:
-        if (named := request.args.get("id")) is not None:
-            return _ticket_page(parts, named)
-        asked = request.args.get("q", "").strip()
-        cursor = asked_place("cursor", _NUMBER.fullmatch) or "0"
-        if asked:
-            return _search(parts, asked, cursor, _by_field(parts))
-        given, sort = asked_of(TicketAsk, request.args), asked_sort(request.args)
-        if given.given or sort:
-            found = parts.status.find(given.meant(sees_texts()), sort or "age", _ROWS, _FIND_S)
-            facts = found | {"rows": _told(parts, found["rows"]), "told": given.told("all tickets")}
-            return render_page(
-                "tickets/tickets.html", "tickets", q="", given=given.model_dump() | {"sort": sort}, **facts
-            )
-        page = parts.status.tickets(cursor, _ROWS)
-        # They are not in the index, so they come first.
-        parked, is_all = parts.status.parked(_ROWS, until_s=now_s() + _LOOK_S / 2) if cursor == "0" else ([], True)
-        facts = {"rows": _told(parts, [*parked, *page["tickets"]]), "more_parked": not is_all}
-        facts |= {"cursor": page["cursor"], "given": given.model_dump() | {"sort": sort}}
-        return render_page("tickets/tickets.html", "tickets", q="", **facts)
-
-    @views.get("/tickets/<rest:ticket_id>")
-    def ticket(ticket_id: str) -> str:
-        return _ticket_page(parts, read_ticket_id(at=b"/tickets/"))
+@pages.get("/tickets")
+def tickets() -> str:
+    if (named := request.args.get("id")) is not None:
+        return _ticket_page(named)
+    asked = request.args.get("q", "").strip()
+    cursor = asked_place("cursor", _NUMBER.fullmatch) or "0"
+    if asked:
+        return _search(asked, cursor, _by_field())
+    given, sort = asked_of(TicketAsk, request.args), asked_sort(request.args)
+    if given.given or sort:
+        found = parts.status.find(given.meant(sees_texts()), sort or "age", _ROWS, _FIND_S)
+        facts = found | {"rows": _told(found["rows"]), "told": given.told("all tickets")}
+        return render_page("tickets/tickets.html", "tickets", q="", given=given.model_dump() | {"sort": sort}, **facts)
+    page = parts.status.tickets(cursor, _ROWS)
+    # They are not in the index, so they come first.
+    parked, is_all = parts.status.parked(_ROWS, until_s=now_s() + _LOOK_S / 2) if cursor == "0" else ([], True)
+    facts = {"rows": _told([*parked, *page["tickets"]]), "more_parked": not is_all}
+    facts |= {"cursor": page["cursor"], "given": given.model_dump() | {"sort": sort}}
+    return render_page("tickets/tickets.html", "tickets", q="", **facts)
 
 
-def _add_messages(views: Blueprint, parts: Parts) -> None:
-    @views.get("/finished")
-    def finished() -> str:
-        asked = {name: request.args.get(name, "").strip()[:_LONGEST_ID] for name in ("ticket", "handler")}
-        before = asked_place("before")
-        rows, older = parts.history.finished(asked["ticket"], asked["handler"], before)
-        following = older and "/finished?" + urlencode({**asked, "before": older})
-        facts = {"rows": rows[:_MOST_FINISHED], "number": len(rows), "asked": asked, "following": following}
-        return render_page("tickets/finished.html", "finished", **facts)
-
-    @views.get("/messages/<message_id>")
-    def message(message_id: str) -> str:
-        if not is_id(message_id):
-            raise Problem(404, "unknown_message", "no message has an id of that form")
-        facts = message_facts(parts, message_id, asked_place("after") or None)
-        return render_page("tickets/message.html", "tickets", message_state=facts["state"], **facts)
+@pages.get("/tickets/<rest:ticket_id>")
+def ticket(ticket_id: str) -> str:
+    return _ticket_page(read_ticket_id(at=b"/tickets/"))
 
 
-def _by_field(parts: Parts) -> dict[str, Any]:
+@pages.get("/finished")
+def finished() -> str:
+    asked = {name: request.args.get(name, "").strip()[:_LONGEST_ID] for name in ("ticket", "handler")}
+    before = asked_place("before")
+    rows, older = parts.history.finished(asked["ticket"], asked["handler"], before)
+    following = older and "/finished?" + urlencode({**asked, "before": older})
+    facts = {"rows": rows[:_MOST_FINISHED], "number": len(rows), "asked": asked, "following": following}
+    return render_page("tickets/finished.html", "finished", **facts)
+
+
+@pages.get("/messages/<message_id>")
+def message(message_id: str) -> str:
+    if not is_id(message_id):
+        raise Problem(404, "unknown_message", "no message has an id of that form")
+    facts = message_facts(parts, message_id, asked_place("after") or None)
+    return render_page("tickets/message.html", "tickets", title=message_id, message_state=facts["state"], **facts)
+
+
+def _by_field() -> dict[str, Any]:
     given, cursor = query_bytes("q"), request.args.get("at")
     name, equals, value = given.lstrip().partition(b"=")
     if not equals or not name.strip():
@@ -320,7 +270,7 @@ def _by_field(parts: Parts) -> dict[str, Any]:
     return facts
 
 
-def _search(parts: Parts, asked: str, cursor: str, by_field: dict[str, Any]) -> str:
+def _search(asked: str, cursor: str, by_field: dict[str, Any]) -> str:
     is_longer = len(asked.encode()) > _LONGEST_ID
     if is_longer and not by_field:
         raise refused(f"ids have at most {_LONGEST_ID} bytes")
@@ -331,13 +281,13 @@ def _search(parts: Parts, asked: str, cursor: str, by_field: dict[str, Any]) -> 
     facts: dict[str, Any] = {"letters": [letter.row() for letter in letters], "more_letters": more is not None}
     if STREAM_ID.fullmatch(asked):
         letter = parts.letters.of_message(asked.encode())
-        facts |= {"message": parts.history.message(asked), "letter": letter and letter.row(), "is_id": True}
+        facts |= {"by_id": parts.history.message(asked), "letter": letter and letter.row(), "is_id": True}
     facts |= {"q": asked, "exact": parts.status.ticket(asked), "by_field": by_field}
-    facts |= {"rows": _told(parts, found["tickets"]), "cursor": found["cursor"]}
+    facts |= {"rows": _told(found["tickets"]), "cursor": found["cursor"]}
     return render_page("tickets/tickets.html", "tickets", **facts)
 
 
-def _ticket_page(parts: Parts, ticket_id: str) -> str:
+def _ticket_page(ticket_id: str) -> str:
     if not 0 < len(ticket_id.encode()) <= _LONGEST_ID:
         raise refused(f"a ticket id has 1 to {_LONGEST_ID} bytes")
     try:
@@ -354,57 +304,56 @@ def _ticket_page(parts: Parts, ticket_id: str) -> str:
     letter = explained["dead_letter"] or explained["last_dead_letter"]
     facts["traces"] = parts.fields.traces([letter]) if letter and sees_texts() else {}
     facts |= {"bar": BAR, "timeline": timeline, "explained": explained}
-    return render_page("tickets/ticket.html", "tickets", ticket_id=ticket_id, **facts)
+    return render_page("tickets/ticket.html", "tickets", title=visible(ticket_id, 60), ticket_id=ticket_id, **facts)
 
 
-def _told(parts: Parts, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return with_fields(parts.fields.add_to_tickets, [row | {"sent_ms": sent_ms(row)} for row in rows])
 
 
 # -- dead letters
 
 
-def _add_letters(views: Blueprint, parts: Parts) -> None:
-    @views.get("/dead-letters")
-    def letters() -> str:
-        asked = asked_of(LetterAsk, request.args)
-        wanted, given = asked.meant(sees_texts()), asked.given
-        cursor = asked_place("before") or None
-        found = parts.letters.newest(wanted, cursor and cursor.encode(), _LETTERS, _LOOK_S)
-        counts = parts.letters.counts(*range((now_ms := parts.delayed.now_ms()) - 24 * _HOUR_MS, now_ms, _HOUR_MS))
-        groups = [group for group in counts.groups if wanted.meets(group)]
-        hours = [(sum(some),) for some in zip(*(reversed(group.times) for group in groups), strict=True)]
-        facts: dict[str, Any] = {"groups": groups, "wrong": counts.wrong, "hours": hours, "asked": given, "ages": AGES}
-        facts |= {"told": asked.told(""), "jobs": parts.bulk.jobs[:5], "also": also_for(parts.letters.other_groups())}
-        following = found.cursor and "/dead-letters?" + urlencode({**given, "before": found.cursor.decode()})
-        rows = with_fields(parts.fields.add_to_letters, [one.row() for one in found.letters])
-        facts["traces"] = parts.fields.traces(rows) if sees_texts() else {}
-        return render_page("letters/letters.html", "dead-letters", rows=rows, next_page=following, **facts)
-
-    @views.get("/dead-letters/<letter_id>")
-    def letter(letter_id: str) -> str:
-        found = parts.letters.get(letter_id.encode()) if STREAM_ID.fullmatch(letter_id) else None
-        if found is None:
-            raise Problem(
-                404, "unknown_dead_letter", "no dead letter has that id; it may have been redriven or dropped"
-            )
-        told = found[0].whole(found[1])
-        fields = told["message_fields"] if g.role.may(Role.OPERATOR) else []
-        flat, field, hidden = found[1], parts.letters.ticket_field, [b"uid", b"usher_from", b"usher_ticket"]
-        hidden += [field] * (ticket_value(flat, field) == found[0].ticket)
-        pairs = dict(zip(flat[-2::-2], flat[::-2], strict=True)) if fields else {}  # the first of a name counts
-        texts = {editable(name): editable(value) for name, value in reversed(pairs.items()) if name not in hidden}
-        facts: dict[str, Any] = {"texts": [(name, text) for name, text in texts.items() if None not in (name, text)]}
-        facts |= {"letter": told, "fields": fields, "also": also_for(parts.letters.other_groups())}
-        return render_page("letters/letter.html", "dead-letters", **facts)
-
-    @views.get("/dead-letters/jobs/<job_id>")
-    def job(job_id: str) -> str:
-        found = bulk_job(parts, job_id)
-        return render_page("letters/job.html", found.shelf.path[1:], job=found, verb=found.verb, shelf=found.shelf)
+@pages.get("/dead-letters")
+def letters() -> str:
+    asked = asked_of(LetterAsk, request.args)
+    wanted, given = asked.meant(sees_texts()), asked.given
+    cursor = asked_place("before") or None
+    found = parts.letters.newest(wanted, cursor and cursor.encode(), _LETTERS, _LOOK_S)
+    counts = parts.letters.counts(*range((now_ms := parts.delayed.now_ms()) - 24 * _HOUR_MS, now_ms, _HOUR_MS))
+    groups = [group for group in counts.groups if wanted.meets(group)]
+    hours = [(sum(some),) for some in zip(*(reversed(group.times) for group in groups), strict=True)]
+    facts: dict[str, Any] = {"groups": groups, "wrong": counts.wrong, "hours": hours, "asked": given, "ages": AGES}
+    facts |= {"told": asked.told(""), "jobs": parts.bulk.jobs[:5], "also": also_for(parts.letters.other_groups())}
+    following = found.cursor and "/dead-letters?" + urlencode({**given, "before": found.cursor.decode()})
+    rows = with_fields(parts.fields.add_to_letters, [one.row() for one in found.letters])
+    facts["traces"] = parts.fields.traces(rows) if sees_texts() else {}
+    return render_page("letters/letters.html", "dead-letters", rows=rows, next_page=following, **facts)
 
 
-def bulk_job(parts: Parts, job_id: str) -> BulkJob:
+@pages.get("/dead-letters/<letter_id>")
+def letter(letter_id: str) -> str:
+    found = parts.letters.get(letter_id.encode()) if STREAM_ID.fullmatch(letter_id) else None
+    if found is None:
+        raise Problem(404, "unknown_dead_letter", "no dead letter has that id; it may have been redriven or dropped")
+    told = found[0].whole(found[1])
+    fields = told["message_fields"] if g.role.may(Role.OPERATOR) else []
+    flat, field, hidden = found[1], parts.letters.ticket_field, [b"uid", b"usher_from", b"usher_ticket"]
+    hidden += [field] * (ticket_value(flat, field) == found[0].ticket)
+    pairs = dict(zip(flat[-2::-2], flat[::-2], strict=True)) if fields else {}  # the first of a name counts
+    texts = {editable(name): editable(value) for name, value in reversed(pairs.items()) if name not in hidden}
+    facts: dict[str, Any] = {"texts": [(name, text) for name, text in texts.items() if None not in (name, text)]}
+    facts |= {"letter": told, "fields": fields, "also": also_for(parts.letters.other_groups())}
+    return render_page("letters/letter.html", "dead-letters", title=f"Dead letter {letter_id}", **facts)
+
+
+@pages.get("/dead-letters/jobs/<job_id>")
+def job(job_id: str) -> str:
+    found = bulk_job(job_id)
+    return job_page(found.verb, job=found)
+
+
+def bulk_job(job_id: str) -> BulkJob:
     job = parts.bulk.job(job_id)
     if job is None:
         why = "this master does not know that bulk action; another one may run it, or this one has restarted since"
@@ -412,56 +361,59 @@ def bulk_job(parts: Parts, job_id: str) -> BulkJob:
     return job
 
 
-def preview_page(parts: Parts, verb: Verb, found: DryRun, told: str, hidden: list[tuple[str, Any]]) -> str:
+def preview_page(verb: Verb, found: DryRun, told: str, hidden: list[tuple[str, Any]]) -> str:
     """``hidden``: what the form of the preview says again."""
-    assert verb.shelf is not None
     room = MOST_RULES - len(parts.rules.read().rules) if verb.word == "pause" else None
-    facts: dict[str, Any] = {"verb": verb, "shelf": verb.shelf, "told": told, "hidden": hidden, "room": room}
+    facts: dict[str, Any] = {"told": told, "hidden": hidden, "room": room}
     facts |= {"count": found.preview.count, "groups": found.preview.groups[:50], "is_all": found.is_all}
     facts |= {"until": found.until.decode(), "also": also_for(parts.letters.other_groups())}
     facts |= {"due_ms": dict(hidden).get("due_ms")}
-    return render_page("letters/job.html", verb.shelf.path[1:], **facts)
+    return job_page(verb, **facts)
+
+
+def job_page(verb: Verb, **facts: Any) -> str:
+    assert verb.shelf is not None
+    title, shelf = f"{verb.label}: {verb.shelf.noun}s", verb.shelf
+    return render_page("letters/job.html", shelf.path[1:], title=title, verb=verb, shelf=shelf, **facts)
 
 
 # -- delayed messages
 
 
-def _add_delayed(views: Blueprint, parts: Parts) -> None:
-    @views.get("/delayed")
-    def delayed() -> str:
-        asked, after = asked_of(DelayedAsk, request.args), request.args.get("after") or None
-        try:
-            page = parts.delayed.page(after, _ROWS, asked.ticket or "", _FIND_S)
-        except ValueError:
-            raise refused("after is not one from a page") from None
-        following = page.cursor and "?" + urlencode({**asked.given, "after": page.cursor})
-        facts: dict[str, Any] = {"rows": [shown(row) for row in page.rows], "following": following}
-        facts |= parts.delayed.counts()
-        facts |= {"local_zone": local_zone(), "has_streams": any(row.stream for row in page.rows)}
-        facts |= {"asked": asked.ticket or "", "is_first": after is None}
-        return render_page("operations/delayed.html", "delayed", **facts)
+@pages.get("/delayed")
+def delayed() -> str:
+    asked, after = asked_of(DelayedAsk, request.args), request.args.get("after") or None
+    try:
+        page = parts.delayed.page(after, _ROWS, asked.ticket or "", _FIND_S)
+    except ValueError:
+        raise refused("after is not one from a page") from None
+    following = page.cursor and "?" + urlencode({**asked.given, "after": page.cursor})
+    facts: dict[str, Any] = {"rows": [shown(row) for row in page.rows], "following": following}
+    facts |= parts.delayed.counts()
+    facts |= {"asked": asked.ticket or "", "is_first": after is None}
+    facts["has_streams"] = any(row.stream for row in page.rows)
+    return render_page("operations/delayed.html", "delayed", **facts)
 
 
 # -- charts
 
 
-def _add_charts(views: Blueprint, parts: Parts) -> None:
-    @views.get("/charts")
-    def charts() -> str:
-        asked = request.args
-        span, of = asked.get("span", "1h"), {name: asked.get(name, "") for name in ("consumer", "tenant", "source")}
-        if span not in SPANS or max(map(len, of.values())) > _LONGEST_ID:
-            raise refused("the span must be 1h or 24h")
-        now_ms, points = _points(parts, span, of["consumer"])
-        facts: dict[str, Any] = {"spans": SPANS, "span": span, **of}
-        facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(**of)]}
-        facts |= {"by": {"Consumer": totals(points, BY_CONSUMER), "Source": totals(points, BY_SOURCE)}}
-        facts |= {"by_tenant": turns(points), "names": NAMES}
-        facts |= {"in_part": sum(one["in_part"] for one in points), "points": len(points), "has_points": bool(points)}
-        return render_page("system/charts.html", "charts", width=WIDTH, **facts)
+@pages.get("/charts")
+def charts() -> str:
+    asked = request.args
+    span, of = asked.get("span", "1h"), {name: asked.get(name, "") for name in ("consumer", "tenant", "source")}
+    if span not in SPANS or max(map(len, of.values())) > _LONGEST_ID:
+        raise refused("the span must be 1h or 24h")
+    now_ms, points = _points(span, of["consumer"])
+    facts: dict[str, Any] = {"spans": SPANS, "span": span, "of": of}
+    facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(**of)]}
+    facts |= {"by": {"Consumer": totals(points, BY_CONSUMER), "Source": totals(points, BY_SOURCE)}}
+    facts |= {"by_tenant": turns(points), "names": NAMES}
+    facts |= {"in_part": sum(one["in_part"] for one in points), "points": len(points), "has_points": bool(points)}
+    return render_page("system/charts.html", "charts", width=WIDTH, **facts)
 
 
-def _points(parts: Parts, name: str, consumer: str = "") -> tuple[int, list[dict[str, Any]]]:
+def _points(name: str, consumer: str = "") -> tuple[int, list[dict[str, Any]]]:
     """Return the end of the present step in ms, so that a chart changes once in a step, and the points up to then, with
     how many letters that are still there were written in each. ``consumer``: whose starts are told alone."""
     span = SPANS[name]
@@ -479,72 +431,63 @@ def _points(parts: Parts, name: str, consumer: str = "") -> tuple[int, list[dict
 # -- the system
 
 
-def _add_system(views: Blueprint, parts: Parts) -> None:
-    @views.get("/streams")
-    def streams() -> str:
-        asked, start = request.args.get("source", "")[:_LONGEST_ID], int(asked_place("from", _NUMBER.fullmatch) or 0)
-        sources = parts.status.sources()
-        rows, fitting = parts.status.source_rows(asked, start, _ROWS)
-        end = start + len(rows)
-        facts = {"rows": rows, "fitting": fitting, "start": start, "asked": asked, "sources": sources}
-        facts |= {"following": end if end < fitting else None, "streams": parts.diagnostics.streams()}
-        return render_page("operations/streams.html", "streams", pulse=parts.overview.snapshot(), **facts)
+@pages.get("/streams")
+def streams() -> str:
+    asked, start = request.args.get("source", "")[:_LONGEST_ID], int(asked_place("from", _NUMBER.fullmatch) or 0)
+    sources = parts.status.sources()
+    rows, fitting = parts.status.source_rows(asked, start, _ROWS)
+    end = start + len(rows)
+    facts = {"rows": rows, "fitting": fitting, "start": start, "asked": asked, "sources": sources}
+    facts |= {"following": end if end < fitting else None, "streams": parts.diagnostics.streams()}
+    return render_page("operations/streams.html", "streams", pulse=parts.overview.snapshot(), **facts)
 
-    @views.get("/audit")
-    def audit() -> str:
-        odd, told = list[str](), parts.status.proofs()
-        del told["until_ms"]
-        told["audit"] = told["audit"] and dict.fromkeys(_AUDITED) | told["audit"]
-        for name, one in told.items():
-            try:
-                render_page("system/audit.html", "audit", odd=odd, **dict.fromkeys(told) | {name: one})
-            except _ODD:  # another version of Usher stored it
-                odd.append(name)
-        return render_page("system/audit.html", "audit", odd=odd, **told | dict.fromkeys(odd))
 
-    @views.get("/doctor")
-    def doctor() -> str:
-        found = parts.diagnostics.doctor()
-        findings = sorted(found["findings"], key=lambda one: _SEVERITIES.index(one["severity"]))
-        return render_page("system/doctor.html", "doctor", doctor=found | {"findings": findings})
+@pages.get("/audit")
+def audit() -> str:
+    odd, told = list[str](), parts.status.proofs()
+    del told["until_ms"]
+    told["audit"] = told["audit"] and dict.fromkeys(_AUDITED) | told["audit"]
+    for name, one in told.items():
+        try:
+            render_page("system/audit.html", "audit", odd=odd, **dict.fromkeys(told) | {name: one})
+        except _ODD:  # another version of Usher stored it
+            odd.append(name)
+    return render_page("system/audit.html", "audit", odd=odd, **told | dict.fromkeys(odd))
 
-    @views.get("/rules")
-    def rules() -> str:
-        groups = [[rule.shown() | {"bounds": rule.bounds} for rule in some] for some in alike(parts.rules.read().rules)]
-        facts = {"stream": parts.keys.stream, "tenant": request.args.get("tenant", "")[:_LONGEST_ID]}
-        return render_page("operations/rules.html", "rules", alike=groups, **facts)
 
-    @views.get("/actions")
-    def actions() -> str:
-        rows, cursor = parts.action_log.page(asked_place("before").encode() or None, _ROWS)
-        return render_page("operations/actions.html", "actions", rows=rows, cursor=cursor)
+@pages.get("/doctor")
+def doctor() -> str:
+    found = parts.diagnostics.doctor()
+    findings = sorted(found["findings"], key=lambda one: _SEVERITIES.index(one["severity"]))
+    return render_page("system/doctor.html", "doctor", doctor=found | {"findings": findings})
+
+
+@pages.get("/rules")
+def rules() -> str:
+    groups = [[rule.shown() | {"bounds": rule.bounds} for rule in some] for some in alike(parts.rules.read().rules)]
+    facts = {"stream": parts.keys.stream, "tenant": request.args.get("tenant", "")[:_LONGEST_ID]}
+    return render_page("operations/rules.html", "rules", alike=groups, **facts)
+
+
+@pages.get("/actions")
+def actions() -> str:
+    rows, cursor = parts.action_log.page(asked_place("before").encode() or None, _ROWS)
+    return render_page("operations/actions.html", "actions", rows=rows, cursor=cursor)
 
 
 _MOST_CHOSEN = 200
 #: Seconds of a core that a dry run may take.
 _COUNT_S = 1.0
 
-Go = Callable[[str, str], AnyResponse]
+
+def go(path: str, said: str) -> AnyResponse:
+    """Lead to a page that says what was done."""
+    there = urlsplit(local_path(path))
+    kept = "&".join(part for part in there.query.split("&") if part and not part.startswith("said="))
+    return redirect(f"{there.path}?{kept}{'&' * bool(kept)}said={_SAID.dumps(said[:_LONGEST])}", 303)
 
 
-def action_routes(parts: Parts, notes: FlashMessages) -> Blueprint:
-    actions = Blueprint("actions", __name__)
-
-    def go(path: str, said: str) -> AnyResponse:
-        parts = urlsplit(local_path(path))
-        kept = "&".join(part for part in parts.query.split("&") if part and not part.startswith("said="))
-        return redirect(f"{parts.path}?{kept}{'&' * bool(kept)}said={notes.put(said)}", 303)
-
-    for verb in VERBS.values():
-        if verb.form:
-            _add_form(actions, parts, go, verb)
-    for shelf in (LETTERS, DELAYED, TICKETS):
-        _add_bulk(actions, parts, go, shelf)
-    _add_others(actions, parts, go)
-    return actions
-
-
-def _add_form(actions: Blueprint, parts: Parts, go: Go, verb: Verb) -> None:
+def _add_form(app: Flask, verb: Verb) -> None:
     @needs(Role.OPERATOR)
     def act() -> AnyResponse:
         form = request.form
@@ -565,10 +508,10 @@ def _add_form(actions: Blueprint, parts: Parts, go: Go, verb: Verb) -> None:
         outcome = performed(parts, verb, args, **places)
         return go(ticket_url(given["ticket_id"]) if "ticket_id" in given else back, outcome.text)
 
-    actions.add_url_rule(verb.form, verb.name.replace(" ", "_"), act, methods=["POST"])
+    app.add_url_rule(verb.form, f"form {verb.name}", act, methods=["POST"])
 
 
-def _add_bulk(actions: Blueprint, parts: Parts, go: Go, shelf: Shelf) -> None:
+def _add_bulk(app: Flask, shelf: Shelf) -> None:
     @needs(Role.OPERATOR)
     def bulk() -> AnyResponse | str:
         """Say what a verb would touch (``dry``), or do it: to those that are chosen at once, to all that fit by a job.
@@ -582,13 +525,13 @@ def _add_bulk(actions: Blueprint, parts: Parts, go: Go, shelf: Shelf) -> None:
         if not (ids or form.get("all")) and (shelf is DELAYED or form.get("chosen")):
             raise refused("nothing was chosen: go back, and choose messages in the first column")
         wanted, told = shelf.meant(asked, sees_texts()), asked.told(f"all {shelf.noun}s")
-        more: dict[str, Any] = {"due_ms": _due_ms(parts)} if verb.args is MovedDelayed else {}
+        more: dict[str, Any] = {"due_ms": _due_ms()} if verb.args is MovedDelayed else {}
         if form.get("dry"):
             named, view = Preview(), acting_in(parts)
             named.add(shelf.named(view, ids))
             found = DryRun(named, b"", True) if ids else shelf.dry_run(view, wanted, _COUNT_S)
             again = [("id", one) for one in ids] or [("all", "1"), *asked.given.items()]
-            return preview_page(parts, verb, found, told, [*again, *more.items()])
+            return preview_page(verb, found, told, [*again, *more.items()])
         why = read_why()
         if ids:
             outcome = performed(parts, verb, verb.args(ids=ids, reason=why, **more))  # type: ignore[call-arg]
@@ -600,57 +543,59 @@ def _add_bulk(actions: Blueprint, parts: Parts, go: Go, shelf: Shelf) -> None:
         job = parts.bulk.begin(verb, acting_in(parts, why), args, wanted, told, until.encode(), int(count))
         return redirect(f"/dead-letters/jobs/{job.id}", 303)
 
-    actions.add_url_rule(f"{shelf.path}/bulk", f"bulk_{shelf.path[1:]}", bulk, methods=["POST"])
+    app.add_url_rule(f"{shelf.path}/bulk", f"bulk {shelf.path}", bulk, methods=["POST"])
 
 
 def _chosen_ids() -> list[str]:
     return [one for one in dict.fromkeys(request.form.getlist("id")) if is_id(one)][:_MOST_CHOSEN]
 
 
-def _due_ms(parts: Parts) -> int:
-    """Return the time to which messages are to be moved. Raises Problem 422, with a sentence."""
-    given = request.form.get("due_ms", "")
-    due_ms = int(given) if given.isascii() and given.isdigit() and len(given) < 19 else asked_moment()
+def _due_ms() -> int:
+    """Return the time to which messages are to be moved; without scripts, its form gives it in UTC. Raises Problem 422,
+    with a sentence."""
+    given, text = request.form.get("due_ms", ""), request.form.get("at", "").strip()
+    if not (given or text):
+        raise refused("say when they are to be sent: give a time beside the button")
     try:
+        is_number = given.isascii() and given.isdigit() and len(given) < 19
+        due_ms = int(given) if is_number else moment_ms(text, lambda: datetime.UTC)
         check_due(due_ms, parts.delayed.now_ms())
     except ValueError as wrong:
-        raise refused(str(wrong)) from None
+        raise refused(str(wrong).replace("write e.g.", "write the time as")) from None
     return due_ms
 
 
-def _add_others(actions: Blueprint, parts: Parts, go: Go) -> None:
-    @actions.post("/dead-letters/jobs/<job_id>/stop")
-    @needs(Role.OPERATOR)
-    def stop(job_id: str) -> AnyResponse:
-        job, by = bulk_job(parts, job_id), acting_in(parts, read_why()).by
-        parts.bulk.stop_job(job)
-        parts.action_log.note(OperatorAction(by, f"stop {job.what}", job.told), counted(job.outcomes.elements()))
-        return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
+@pages.post("/dead-letters/jobs/<job_id>/stop")
+@needs(Role.OPERATOR)
+def stop(job_id: str) -> AnyResponse:
+    job, by = bulk_job(job_id), acting_in(parts, read_why()).by
+    parts.bulk.stop_job(job)
+    parts.action_log.note(OperatorAction(by, f"stop {job.what}", job.told), counted(job.outcomes.elements()))
+    return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
 
-    @actions.post("/rules/lift")
-    @needs(Role.OPERATOR)
-    def lift() -> AnyResponse:
-        by, chosen, until = acting_in(parts, read_why()).by, read_form_text("id", 64), request.form.get("until", "")
-        if until and not re.fullmatch("[0-9]{1,16}", until):
-            raise refused("the field until must be the version of a rule")
-        if until:  # all that are alike, but those that were set after the page was made
-            groups = alike(parts.rules.read().rules)
-            some: list[Rule] = next((some for some in groups if chosen in {one.id for one in some}), [])
-            lifted = [parts.rules.lift(one.id, by, version=one.version) for one in some if one.version <= int(until)]
-            told = counted("gone already" if one is None else one.outcome for one in lifted)
-            told = told if lifted else "These rules have changed since the page was made: look again"
-        else:
-            changed = parts.rules.lift(chosen, by)
-            told = "That rule is gone already" if changed is None else changed.told
-        return go(request.form.get("back", "/rules"), told)
+
+@pages.post("/rules/lift")
+@needs(Role.OPERATOR)
+def lift() -> AnyResponse:
+    by, chosen, until = acting_in(parts, read_why()).by, read_form_text("id", 64), request.form.get("until", "")
+    if until and not re.fullmatch("[0-9]{1,16}", until):
+        raise refused("the field until must be the version of a rule")
+    if until:  # all that are alike, but those that were set after the page was made
+        groups = alike(parts.rules.read().rules)
+        some: list[Rule] = next((some for some in groups if chosen in {one.id for one in some}), [])
+        lifted = [parts.rules.lift(one.id, by, version=one.version) for one in some if one.version <= int(until)]
+        told = counted("gone already" if one is None else one.outcome for one in lifted)
+        told = told if lifted else "These rules have changed since the page was made: look again"
+    else:
+        changed = parts.rules.lift(chosen, by)
+        told = "That rule is gone already" if changed is None else changed.told
+    return go(request.form.get("back", "/rules"), told)
 
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
     " form-action 'self'; frame-ancestors 'none'"
 )
-_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-_FILES = ("usher.css", "usher.js", "icon.svg")
 _NAV = {
     "Now": (("overview", "/", "Overview"), ("charts", "/charts", "Charts")),
     "Work": (
@@ -667,87 +612,78 @@ _LOGIN = "/login"
 
 
 def add_pages(app: Flask, parts: Parts) -> None:
-    folder = resources.files("usher.master.web.pages") / "static"
-    read = {name: (folder / name).read_bytes() for name in _FILES}
-    files = {name: (data, hashlib.sha256(data).hexdigest()[:12]) for name, data in read.items()}
-    notes = FlashMessages()
-    site = Blueprint("pages", __name__, template_folder="templates")
-    _add_files(site, files)
-    _add_login(site)
-    site.register_blueprint(view_routes(parts))
-    site.register_blueprint(action_routes(parts, notes))
-    app.register_blueprint(site)
+    app.extensions["usher_parts"] = parts
+    app.register_blueprint(pages)
+    for verb in VERBS.values():
+        if verb.form:
+            _add_form(app, verb)
+    for shelf in (LETTERS, DELAYED, TICKETS):
+        _add_bulk(app, shelf)
     guard: Doorman = app.extensions["usher_doorman"]
     guard.login_path = _LOGIN
     app.jinja_env.filters.update(FILTERS)
     known: dict[str, Any] = {"csrf_token": csrf_token, "csrf_name": CSRF_FIELD, "quoted": shlex.quote, "orders": ORDERS}
-    known |= {"ticket_url": ticket_url, "message_url": message_url, "group_url": group_url, "spark_points": spark}
+    known |= {"ticket_url": ticket_url, "message_url": message_url, "spark_points": spark}
     known |= {"tried": tried, "ticket_columns": TICKET_COLUMNS, "states": BY_NAME, "listed_states": LISTED}
     app.jinja_env.globals.update(known)
     app.jinja_env.globals["root"] = LocalProxy(lambda: request.script_root)
-    app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.context_processor(lambda: _common(parts, notes))
-
-    @app.after_request
-    def for_people(response: Response) -> Response:
-        is_page = not request.path.startswith(("/api/", "/metrics", "/static/"))
-        is_page = is_page and "text/html" in request.headers.get("Accept", "")
-        if response.mimetype == "application/problem+json" and is_page:
-            response = _problem_page(response)
-        if response.mimetype in ("text/html", "image/svg+xml"):
-            response.headers["Content-Security-Policy"] = _POLICY
-            # Not no-referrer: with that, browsers put null into Origin, by which we recognize our own forms
-            # (usher.common.http.auth).
-            response.headers["Referrer-Policy"] = "same-origin"
-            response.headers["X-Frame-Options"] = "DENY"
-            response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
-        return response
 
 
-def _add_files(site: Blueprint, files: dict[str, tuple[bytes, str]]) -> None:
-    @site.get("/static/<name>")
-    @needs(Role.ANYBODY)
-    def file(name: str) -> Response:
-        if name not in files:
-            raise Problem(404)
-        data, version = files[name]
-        response = Response(data, content_type=_TYPES[name.rpartition(".")[2]])
-        if request.args.get("v") == version:
-            response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
-        return response
+@pages.after_app_request
+def for_people(response: Response) -> Response:
+    is_page = not request.path.startswith(("/api/", "/metrics", "/static/"))
+    is_page = is_page and "text/html" in request.headers.get("Accept", "")
+    if response.mimetype == "application/problem+json" and is_page:
+        response = _problem_page(response)
+    if response.mimetype in ("text/html", "image/svg+xml"):
+        response.headers["Content-Security-Policy"] = _POLICY
+        # Not no-referrer: with that, browsers put null into Origin, by which we recognize our own forms
+        # (usher.common.http.auth).
+        response.headers["Referrer-Policy"] = "same-origin"
+        response.headers["X-Frame-Options"] = "DENY"
+        response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
+    return response
 
 
-def _add_login(site: Blueprint) -> None:
-    @site.get(_LOGIN)
-    @needs(Role.ANYBODY)
-    def show_login() -> AnyResponse:
-        wanted = local_path(request.args.get("next", "/"))
-        if not doorman().asks:
-            return redirect(wanted, 303)
-        return make_response(render_template("layout/login.html", page="login", next=wanted))
+@pages.get("/static/<name>")
+@needs(Role.ANYBODY)
+def file(name: str) -> Response:
+    return send_from_directory(Path(__file__).parent / "static", name)  # by its digest, browsers know one again
 
-    @site.post(_LOGIN)
-    @needs(Role.ANYBODY)
-    def login() -> AnyResponse:
-        if request.content_length is None or "Expect" in request.headers:
-            # Anyone may send one. A body of this length (MAX_CONTENT_LENGTH) has arrived by now, and holds no thread;
-            # chunks would be waited for.
-            raise Problem(411, detail="send the form with a Content-Length", close=True)
-        form = request.form
-        wanted = local_path(form.get("next", "/"))
-        if doorman().sign_in(form.get("token", "")) is None:
-            return make_response(render_template("layout/login.html", page="login", next=wanted, wrong=True), 403)
+
+@pages.get(_LOGIN)
+@needs(Role.ANYBODY)
+def show_login() -> AnyResponse:
+    wanted = local_path(request.args.get("next", "/"))
+    if not doorman().asks:
         return redirect(wanted, 303)
-
-    @site.post("/logout")
-    @needs(Role.VIEWER)
-    def logout() -> AnyResponse:
-        doorman().sign_out()
-        return redirect(_LOGIN, 303)
+    return make_response(framed("layout/login.html", "login", title="Sign in", next=wanted))
 
 
-def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
+@pages.post(_LOGIN)
+@needs(Role.ANYBODY)
+def login() -> AnyResponse:
+    if request.content_length is None or "Expect" in request.headers:
+        # Anyone may send one. A body of this length (MAX_CONTENT_LENGTH) has arrived by now, and holds no thread;
+        # chunks would be waited for.
+        raise Problem(411, detail="send the form with a Content-Length", close=True)
+    form = request.form
+    wanted = local_path(form.get("next", "/"))
+    if doorman().sign_in(form.get("token", "")) is None:
+        return make_response(framed("layout/login.html", "login", title="Sign in", next=wanted, wrong=True), 403)
+    return redirect(wanted, 303)
+
+
+@pages.post("/logout")
+@needs(Role.VIEWER)
+def logout() -> AnyResponse:
+    doorman().sign_out()
+    return redirect(_LOGIN, 303)
+
+
+@pages.app_context_processor
+def _common() -> dict[str, Any]:
     role: Role = getattr(g, "role", Role.ANYBODY)
     may_look = role.may(Role.VIEWER)
     # Every page takes a snapshot, so that the counts beside the names of pages are up to date on all of them.
@@ -755,7 +691,7 @@ def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
     found = [alarm for alarm in seen.get("alarms", ()) if alarm["level"] != OK]
     number_of = len(found) + len(seen.get("groups", ()))
     counts = _counts(seen, number_of)
-    theme = request.cookies.get("usher_theme")
+    is_ours, said = _SAID.loads_unsafe(request.args.get("said", ""))
     return {
         "role": role.value,
         "who": getattr(g, "who", ""),
@@ -766,10 +702,9 @@ def _common(parts: Parts, notes: FlashMessages) -> dict[str, Any]:
         "signed_on": g.get("signed_on", ""),
         "nav": [(group, [(*page, counts.get(page[0], "")) for page in pages]) for group, pages in _NAV.items()],
         "troubles": number_of,
-        "theme": theme if theme in ("light", "dark") else "",
         "pulse": seen,
         "now_ms": wall_ms(),
-        "said": notes.get(request.args.get("said", "")),
+        "said": said if is_ours else "",
     }
 
 
@@ -781,10 +716,9 @@ def _counts(seen: dict[str, Any], number_of: int) -> dict[str, str]:
 
 def _problem_page(response: Response) -> Response:
     problem = response.get_json()
-    title = str(problem.get("title", "problem")).replace("_", " ").capitalize()
-    text = render_template("layout/problem.html", page="problem", problem=problem, title=title)
-    page = make_response(text, response.status_code)
-    for name in ("Retry-After", "Allow", "Connection", "WWW-Authenticate"):
-        if name in response.headers:
-            page.headers[name] = response.headers[name]
-    return page
+    named = str(problem.get("title", "problem")).replace("_", " ").capitalize()
+    response.set_data(
+        framed("layout/problem.html", "problem", title=problem.get("status"), problem=problem, named=named)
+    )
+    response.mimetype = "text/html"
+    return response

@@ -41,7 +41,7 @@ def _index_afterwards(
     if answer is not None:
         for command in _packet(steps, plan, new, index, answer[0], True).commands:
             if command[1] == steps._keys.tickets:
-                steps._scripts.link.call(*command)
+                steps._link.call(*command)
     return answer
 
 
@@ -99,7 +99,7 @@ def _letters_and_acks_apart(steps: OwnerScripts, letters: Sequence[Letter]) -> l
 
 
 def _letter_and_ack_apart(steps: OwnerScripts, letter: Letter) -> Buried:
-    keys, link = steps._keys, steps._scripts.link
+    keys, link = steps._keys, steps._link
     fields = (
         "usher-id",
         letter.id,

@@ -108,22 +108,9 @@
     if (box) for (const other of all(`[name="${box.dataset.all}"][type="checkbox"]`)) other.checked = box.checked;
   });
   unhide(document);
-  /* Times of a form may be of this browser's zone; without scripts they are UTC. */
-  for (const list of all("[data-zones]")) {
-    const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-    if (zone && zone !== "UTC") list.prepend(new Option(zone, zone, true, true));
-  }
-  const theme = one("#theme"), root = document.documentElement;
-  const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  const name = () => { theme.textContent = dark() ? "Light" : "Dark"; theme.setAttribute("aria-label", `Use the ${dark() ? "light" : "dark"} theme`); };
+  /* A time of a form is of this browser's zone; without scripts it is UTC. */
+  for (const zone of all("#at-zone")) zone.textContent = "";
+  for (const time of all("#at")) time.form.addEventListener("submit", () => { time.form.elements.due_ms.value = time.value && new Date(time.value).getTime(); });
   localize(document);
   judge(!bar.hidden);
-  if (!theme) return; // the log-in
-  theme.hidden = false;
-  name();
-  theme.addEventListener("click", () => {
-    root.dataset.theme = dark() ? "light" : "dark";
-    document.cookie = `usher_theme=${root.dataset.theme}; path=${document.body.dataset.root || "/"}; max-age=31536000; samesite=strict`;
-    name();
-  });
 })();

@@ -1,7 +1,8 @@
-"""Define the commands that look: ``usher status``; ``usher log`` and ``usher find``, which read a stream page by page;
-``usher trim``, which shows what no reader needs any more, and cuts it; ``usher tickets``, which explains what one waits
-for, and orders what becomes of it; and ``usher stuck``: tickets that stand still, are retried or halted, those in the
-same trouble in one line."""
+"""Define the commands of operators. They look: ``usher status``; ``usher log`` and ``usher find``, which read a stream
+page by page; ``usher stuck``, tickets that stand still, are retried or halted; ``usher actions``, which tells who did
+what. And they act: ``usher trim``; ``usher tickets``; ``usher rules``, ``pause``, ``slow``, ``limit`` and ``resume``,
+how tickets are treated from now on, without a deploy; ``usher consumers``; ``usher dead`` and ``usher delayed``, the
+shelves of messages that were given up, and of those that wait for their time."""
 
 from __future__ import annotations
 
@@ -12,29 +13,33 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Self
 from urllib.parse import quote
 
 import click
 import orjson
-import requests
-from pydantic import Field
 from rich.console import Group, RenderableType
 from rich.live import Live
 
 from usher.common.base.clock import wall_ms
-from usher.common.base.durations import Duration, Number, duration_s, moment_ms, moment_text
-from usher.common.base.errors import StartRefused, UsherError
+from usher.common.base.durations import Duration, Moment, Number, duration_s, moment_ms, moment_text
+from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.text import escape_control, json_line, json_safe, label, pluralize, span
 from usher.common.cli.progress import progress
 from usher.common.cli.send import fields_of
 from usher.common.outbox.rows import TicketRows
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.message import UID_FIELD, as_mapping, check_field_name, first_value, ticket_value
-from usher.common.protocol.stream_id import milliseconds
+from usher.common.protocol.message import (
+    LONGEST_TICKET,
+    UID_FIELD,
+    as_mapping,
+    check_field_name,
+    first_value,
+    ticket_value,
+)
+from usher.common.protocol.stream_id import is_id, milliseconds
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import Link
 from usher.common.redis.locate import find_local_instance
@@ -42,30 +47,27 @@ from usher.common.redis.replies import Entry
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.sending.producer import SECONDS
 from usher.master.cli import shared as ui
-from usher.master.insight.live import MOST, LiveOverview
-from usher.master.insight.status import ORDERS, MessageFields, StatusReader, retained
+from usher.master.insight.formatting import moment, visible
+from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
+from usher.master.insight.status import ORDERS, StatusReader, retained
+from usher.master.operations.shelves import check_due
 from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
 from usher.master.policy.explain.explain import Reason
+from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rates import rates, sample_of
+from usher.master.policy.rules import Target
 from usher.master.policy.states import BY_NAME
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.policy.trim import Cut, Refused, decide, young
 from usher.master.settings import OutboxUrl
-from usher.master.verbs.verbs import TICKETS, VERBS, NewOrder, TicketAsk
+from usher.master.verbs.verbs import DELAYED, LETTERS, TICKETS, VERBS, Args, MovedDelayed, NewOrder, TicketAsk, Verb
 from usher.master.verbs.view import View
 
 _TICKETS_SHOWN = 12
 _TROUBLES_SHOWN = 5
 
 
-_HELP = """Show consumers, tickets in processing, lag, pending and rates. On a terminal the table refreshes; Ctrl-C ends
-it.
-
-Exit code 1 when a consumer of the `usher up` of this machine is not alive (and that is not just starting); with --json
-it is 0, and `missing_consumers` names them."""
-
-
-@click.command(help=_HELP)
+@click.command()
 @takes_json
 @click.option(
     "--once", is_flag=True, help="Print the table once and end (the default when the output is not a terminal)."
@@ -75,6 +77,10 @@ it is 0, and `missing_consumers` names them."""
 )
 @options(CommonSettings)
 def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> None:
+    """Show consumers, tickets in processing, lag, pending and rates. On a terminal the table refreshes; Ctrl-C ends it.
+
+    Exit code 1 when a consumer of the `usher up` of this machine is not alive (and that is not just starting); with
+    --json it is 0, and `missing_consumers` names them."""
     with ui.configured(flags, "status") as found:
         reader = found.status
         seen = look(reader, None, found.settings)
@@ -134,38 +140,29 @@ def look(reader: StatusReader, before: dict[str, Any] | None, settings: CommonSe
 def drawn(seen: dict[str, Any]) -> RenderableType:
     lag = f"{seen['lag']:,}" if seen["lag_is_exact"] else f"more than {seen['lag']:,}"
     there = "" if seen["has_group"] else ": not there; the master that leads makes it"
+    halted = f"  halted {seen['halted']:,}" if seen["halted"] else ""
+    delayed, lost, loss = seen["delayed"], seen["mishaps"]["unread_cut"], seen["last_loss"]
+    sent, done = seen["sent_per_second"], seen["done_per_second"]
+    first = "" if delayed["first_ms"] is None else f"  the first in {span(delayed['first_ms'] - seen['time_ms'])}"
+    most = ", ".join(f"{name} {number:,}" for name, number in list(seen["behind"].items())[:5])
     facts = [
+        ("trouble", seen["write_trouble"] and f"{seen['write_trouble']}  (usher doctor)"),
         ("stream", f"{seen['stream']}  (group {seen['group']}{there})"),
         ("leader", seen["leader_url"] or "none: no master leads"),
         ("entries", f"{seen['entries']:,}  done {seen['done']:,}  unread (lag) {lag}"),
         ("pending", f"{seen['pending']:,}  of these waiting under the master {seen['parked']:,}"),
-        (
-            "tickets in processing",
-            f"{seen['tickets']:,}  halted {seen['halted']:,}" if seen["halted"] else seen["tickets"],
-        ),
-        ("dead letters", f"{seen['dead_letters']:,}  (usher dead list)" if seen["dead_letters"] else 0),
+        ("tickets in processing", f"{seen['tickets']:,}{halted}"),
+        ("dead letters", f"{seen['dead_letters']:,}  (usher dead list)" if seen["dead_letters"] else "0"),
+        ("delayed", delayed["messages"] and f"{delayed['messages']:,}{first}  (usher delayed list)"),
+        ("cut unread, lost", lost and f"{lost:,}  (usher doctor)"),
+        ("behind", most and f"backlog limit reached: {most}"),
+        ("last loss", loss and f"{moment_text(loss['ms'], 'seconds')}  {loss['text']}  (usher doctor)"),
+        *(_of_sources(seen["sources"]) if seen["sources"] is not None else ()),
+        ("rules", seen["rules"] and f"{seen['rules']:,} hold tickets or consumers back  (usher rules)"),
+        ("per second", "" if None in (sent, done) else f"sent {sent:,.0f}  done {done:,.0f}"),
     ]
-    if seen["delayed"]["messages"]:
-        first_ms = seen["delayed"]["first_ms"]
-        when = "" if first_ms is None else f"  the first in {span(first_ms - seen['time_ms'])}"
-        facts.append(("delayed", f"{seen['delayed']['messages']:,}{when}  (usher delayed list)"))
-    told = seen["mishaps"]
-    if told["unread_cut"]:
-        facts.append(("cut unread, lost", f"{told['unread_cut']:,}  (usher doctor)"))
-    if seen["behind"]:
-        most = ", ".join(f"{name} {number:,}" for name, number in list(seen["behind"].items())[:5])
-        facts.append(("behind", f"backlog limit reached: {most}"))
-    if (loss := seen["last_loss"]) is not None:
-        facts.append(("last loss", f"{moment_text(loss['ms'], 'seconds')}  {loss['text']}  (usher doctor)"))
-    if seen["write_trouble"]:
-        facts.insert(0, ("trouble", f"{seen['write_trouble']}  (usher doctor)"))
-    if seen["sources"] is not None:
-        facts += _of_sources(seen["sources"])
-    if seen["rules"]:
-        facts.append(("rules", f"{seen['rules']:,} hold tickets or consumers back  (usher rules)"))
-    if seen["done_per_second"] is not None and seen["sent_per_second"] is not None:
-        facts.append(("per second", f"sent {seen['sent_per_second']:,.0f}  done {seen['done_per_second']:,.0f}"))
-    parts: list[RenderableType] = [ui.table("Usher", ("", ""), facts), "", ui.consumers_table(seen["consumers"])]
+    lines = [(name, told) for name, told in facts if told]
+    parts: list[RenderableType] = [ui.table("Usher", ("", ""), lines), "", ui.consumers_table(seen["consumers"])]
     if not seen["consumers"]:
         parts.append("  none is registered: start one with `usher consumer --handler module:function`")
     is_what = "is not alive"
@@ -211,12 +208,7 @@ _ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 _SHOWN = 160
 
 
-@click.command(
-    help=(
-        "Browse the ticket stream. STREAM defaults to USHER_TICKET_STREAM. TIME is a stream id (1700000000000-0), a"
-        " time (2026-11-21T10:00, local unless it says otherwise), or an age (90s, 15m, 24h, 7d)."
-    )
-)
+@click.command()
 @click.argument("stream", required=False)
 @click.option("--since", metavar="TIME", help="From here on. [default: the first entry]")
 @click.option("--until", metavar="TIME", help="Up to here. [default: the last entry]")
@@ -228,6 +220,8 @@ _SHOWN = 160
 def log(
     flags: dict[str, Any], stream: str | None, limit: int | None, as_json: bool, follow: bool, **given: str | None
 ) -> None:
+    """Browse the ticket stream. STREAM defaults to USHER_TICKET_STREAM. TIME is a stream id (1700000000000-0), a time
+    (2026-11-21T10:00, local unless it says otherwise), or an age (90s, 15m, 24h, 7d)."""
     if stream is not None:
         flags = flags | {"ticket_stream": stream}
     if follow and given["until"]:
@@ -277,23 +271,14 @@ def _entries(link: Link, stream: str, start: str, end: str, follow: bool) -> Ite
         since: str | bytes = b"(" + last if last else start
         page = [Entry(*entry) for entry in link.call("XRANGE", stream, since, end, "COUNT", count)]
         yield from page
-        last = page[-1].id if page else last
         if page:
-            weight = sum(len(part) for entry in page for part in entry.fields or ())
+            last, weight = page[-1].id, sum(len(part) for entry in page for part in entry.fields or ())
             count = max(1, min(_LONGEST_PAGE, _GROWTH * count, _PAGE_BYTES * len(page) // (weight + 1)))
             continue
         if not follow:
             return
-        if not last:
-            last = _start_of_following(link, stream, start)
-        link.call("XREAD", "COUNT", 1, "BLOCK", int(_BLOCK_S * 1000), "STREAMS", stream, last, block_s=_BLOCK_S)
-
-
-def _start_of_following(link: Link, stream: str, start: str) -> bytes:
-    if start == "-":
-        return b"0-0"
-    found = link.call("XREVRANGE", stream, start, "-", "COUNT", 1)
-    return bytes(found[0][0]) if found else b"0-0"
+        behind = last or (b"0-0" if start == "-" else b"$")
+        link.call("XREAD", "COUNT", 1, "BLOCK", int(_BLOCK_S * 1000), "STREAMS", stream, behind, block_s=_BLOCK_S)
 
 
 def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
@@ -315,20 +300,14 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
     return safe_text if len(safe_text) <= _SHOWN else safe_text[: _SHOWN - 1] + "…"
 
 
-@click.command(
-    "find",
-    help=(
-        "Find messages with exactly this VALUE in a FIELD (or a path: payload.order.id), among the unfinished ones and"
-        " the dead letters. Reads them a piece at a time, and says how many it looked at. Exit code 0, also when there"
-        " are none."
-    ),
-)
+@click.command("find")
 @click.argument("what", metavar="FIELD=VALUE")
-@click.option(
-    "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="About the most listed."
-)
+@ui.limited(100, "About the most listed.")
 @ui.looks
 def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
+    """Find messages with exactly this VALUE in a FIELD (or a path: payload.order.id), among the unfinished ones and the
+    dead letters. Reads them a piece at a time, and says how many it looked at. Exit code 0, also when there are none.
+    """
     field, equals, value = what.partition("=")
     try:
         check_field_name(field)
@@ -338,7 +317,7 @@ def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
         raise click.UsageError(f"{what!r} has no value: give FIELD=VALUE, such as kind=paid")
     with ui.configured(flags, "fields") as at:
         reader = at.fields
-        found = _found(reader, field, os.fsencode(value), limit)
+        found = reader.find(field, os.fsencode(value), None, limit, sys.maxsize)
     cells = [
         (
             row["message_id"] or "",
@@ -358,23 +337,7 @@ def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
     ui.show(as_json, document, ui.table("Messages", columns, cells, ids=("message", "state")), looked, further)
 
 
-def _found(reader: MessageFields, field: str, value: bytes, limit: int) -> dict[str, Any]:
-    found = reader.find(field, value, None, limit)
-    rows = found["messages"]
-    while found["cursor"] is not None and len(rows) < limit:
-        found = reader.find(field, value, found["cursor"], limit - len(rows))
-        rows += found["messages"]
-    return found | {"messages": rows}
-
-
-@click.command(
-    help=(
-        "Show the readers of the ticket stream, how far each one is, and which entries could go; --apply cuts them."
-        " Never cut: entries that a group has unread or pending, entries behind a log consumer's checkpoint, and with"
-        " --archived-only entries that are not archived. Exit code 1: a reader is lost, and nothing is cut before an"
-        " operator has looked."
-    )
-)
+@click.command()
 @click.option("--apply", is_flag=True, help="Cut. Without this option nothing is changed.")
 @click.option(
     "--archived-only",
@@ -399,6 +362,10 @@ def _found(reader: MessageFields, field: str, value: bytes, limit: int) -> dict[
 def trim(
     flags: dict[str, Any], apply: bool, archived_only: bool, keep_s: float | None, as_json: bool, **forget: Any
 ) -> None:
+    """Show the readers of the ticket stream, how far each one is, and which entries could go; --apply cuts them. Never
+    cut: entries that a group has unread or pending, entries behind a log consumer's checkpoint, and with
+    --archived-only entries that are not archived. Exit code 1: a reader is lost, and nothing is cut before an operator
+    has looked."""
     with ui.configured(flags, "trim", timeout_s=30.0) as at:
         settings = at.settings
         trimming = Trimming(at.link, Keys(settings.one_stream, settings.group))
@@ -476,19 +443,18 @@ def _sentences(told: dict[str, Any]) -> list[str]:
     return [f"{pluralize(told['cut'], 'entry', 'entries')} below {told['floor']} {were} cut{rest}."]
 
 
-@click.group(help="Look at tickets in processing, and order what becomes of their first messages.")
+@click.group()
 def tickets() -> None:
-    pass
+    """Look at tickets in processing, and order what becomes of their first messages."""
 
 
-@tickets.command("list", help="List tickets in processing, and those that wait.")
+@tickets.command("list")
 @ui.asks(TicketAsk)
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="age", show_default=True, help="The order.")
-@click.option(
-    "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most tickets listed."
-)
+@ui.limited(100, "Most tickets listed.")
 @ui.looks
 def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **given: Any) -> None:
+    """List tickets in processing, and those that wait."""
     asked = ui.asked_of(TICKETS, given)
     with ui.configured(flags, "status") as at:
         found = at.status.find(asked.meant(), sort, limit)
@@ -500,17 +466,15 @@ def list_tickets(flags: dict[str, Any], sort: str, limit: int, as_json: bool, **
     ui.show(as_json, {"tickets": rows, "more": more}, listed, *map(ui.unblock_hint, rows), further)
 
 
-@tickets.command("finished", help="List the latest messages that were done or given up, as the run log has them.")
+@tickets.command("finished")
 @click.option("--ticket", default="", metavar="ID", help="Only those of this ticket.")
 @click.option("--handler", default="", metavar="MODULE:FUNCTION", help="Only those that it handled.")
-@click.option("--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most listed.")
+@ui.limited(100, "Most listed.")
 @ui.looks
 def list_finished(flags: dict[str, Any], ticket: str, handler: str, limit: int, as_json: bool) -> None:
+    """List the latest messages that were done or given up, as the run log has them."""
     with ui.configured(flags, "status") as at:
-        rows, older = at.history.finished(ticket, handler, "", limit)
-        while len(rows) < limit and older is not None:
-            more, older = at.history.finished(ticket, handler, older, limit - len(rows))
-            rows += more
+        rows, older = at.history.finished(ticket, handler, "", limit, math.inf)
     is_cut, rows = older is not None or len(rows) > limit, rows[:limit]
     names = ("ticket_id", "message_id", "outcome", "handler")
     told = [row | {"outcome": row["outcome"] + ", interrupted" * ("interrupted" in row)} for row in rows]
@@ -528,18 +492,14 @@ class ExplainTicketSettings(CommonSettings):
     outbox_url: OutboxUrl = ""
 
 
-@click.command(
-    "explain",
-    help=(
-        "Explain what a ticket waits for, and until when. Asks the leader, which asks the consumer that has the"
-        " ticket; without a leader the explanation comes from Redis alone. With USHER_OUTBOX_URL it also tells which"
-        " rows of the ticket wait in the outbox, or were refused."
-    ),
-)
+@click.command("explain")
 @click.argument("ticket_id")
 @takes_json
 @options(ExplainTicketSettings)
 def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
+    """Explain what a ticket waits for, and until when. Asks the leader, which asks the consumer that has the ticket;
+    without a leader the explanation comes from Redis alone. With USHER_OUTBOX_URL it also tells which rows of the
+    ticket wait in the outbox, or were refused."""
     outbox_url = load(ExplainTicketSettings, os.environ, flags).outbox_url
     with ui.configured(flags, "operator") as at:
         document = at.explained(ticket_id)
@@ -618,7 +578,7 @@ def with_outbox(document: dict[str, Any], rows: TicketRows, trouble: str = "") -
     reasons = unknown if trouble else _outbox_reasons(rows)
     if not reasons:
         return document
-    shown = [reason._asdict() for reason in reasons]
+    shown = [{"code": reason.code, "text": reason.text} for reason in reasons]
     here = [*shown, *document["reasons"]] if document["state"] in _NOTHING else [*document["reasons"], *shown]
     told = {"reasons": here, "sentences": [reason["text"] for reason in here], "summary": here[0]["text"]}
     if document["state"] in _NOTHING and rows.staged:
@@ -652,15 +612,11 @@ _BETWEEN_S = 1.0
 _EXAMPLES = 3
 
 
-@click.command(
-    "stuck",
-    help=(
-        "Show tickets that are stuck for more than 5 s, retried or halted; those in the same trouble"
-        " in one line. Looks twice, a second apart. Exit code 0, also when there are some."
-    ),
-)
+@click.command("stuck")
 @ui.looks
 def stuck(flags: dict[str, Any], as_json: bool) -> None:
+    """Show tickets that are stuck for more than 5 s, retried or halted; those in the same trouble in one line. Looks
+    twice, a second apart. Exit code 0, also when there are some."""
     with ui.configured(flags, "stuck") as at:
         lease_ms = int(at.settings.lease_seconds * 1000)
         overview = LiveOverview(at.link, at.keys, at.settings.work_ticket_field, lease_ms)
@@ -668,7 +624,6 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         for wait_s in (_BETWEEN_S, 0.0):
             overview.snapshot(0.0)
             overview.run_once()
-            overview.at_once = 0  # all are counted
             time.sleep(wait_s)
         groups, letters = at.fields.add_to_groups(overview.last["groups"]), overview.last["dead_letters"]
     names, is_cut = at.settings.shown_names, not all(one["tickets_are_all"] for one in groups)
@@ -692,7 +647,7 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         calm = "nothing is stuck" if overview.last["consumers"]["live"] else calm
         click.echo(f"{calm}{given_up}")
     elif is_cut:
-        click.echo(f"tickets that have not failed are counted among the {MOST} oldest of each state only")
+        click.echo("of tickets that wait for a consumer only the oldest were counted")
 
 
 def _ways(group: dict[str, Any]) -> list[str]:
@@ -710,30 +665,26 @@ def _ways(group: dict[str, Any]) -> list[str]:
     return ways
 
 
-_CONNECT_S = 3.0
-#: A master sends its position every 10 s: one that is silent for longer has gone.
-_SILENCE_S = 35.0
+#: Seconds until Redis, which is away, is asked again.
 _PAUSE_S = 1.0
-_USUAL = "http://127.0.0.1:8700"
 
 
-class FollowSettings(CommonSettings):
-    master_urls: str = Field(
-        "", description=f"Masters to ask, comma separated. Empty: those of `usher up`, else {_USUAL}."
-    )
+class _Here:
+    """A reader of live events that takes them at once, in place of one who is connected to a master."""
+
+    closed, unwritten = False, 0
+
+    def __init__(self) -> None:
+        self.frames: list[str] = []
+
+    def open(self, *_who: Any) -> Self:
+        return self
+
+    def send(self, data: bytes) -> None:
+        self.frames += data.decode().split("\n\n")
 
 
-class ServerSentEvent(NamedTuple):
-    """A server-sent event. One without a name only carries the position."""
-
-    position: str
-    name: str
-    data: dict[str, Any]
-
-
-@click.command(
-    "follow", help="Follow a ticket as it happens: entries, hand-overs, attempts, completions. Ends with Ctrl-C."
-)
+@click.command("follow")
 @click.argument("ticket_id")
 @click.option(
     "--from",
@@ -741,106 +692,44 @@ class ServerSentEvent(NamedTuple):
     default="",
     help="Id of an event: begin with the events after it. 0: begin with everything that is still there.",
 )
-@takes_json
-@options(FollowSettings)
+@ui.looks
 def follow_ticket(flags: dict[str, Any], ticket_id: str, position: str, as_json: bool) -> None:
-    settings = load(FollowSettings, os.environ, flags)
-    up = find_local_instance(settings.state_folder)
-    urls = (settings.master_urls or (up.master_urls if up is not None else _USUAL)).split(",")
-    for told in follow(
-        [url.strip().rstrip("/") for url in urls], ticket_id, position, settings.api_token, settings.tls_ca
-    ):
-        click.echo(json_line({"event": told.name, "id": told.position, **told.data}) if as_json else _event_line(told))
+    """Follow a ticket as it happens: entries, hand-overs, attempts, completions. Ends with Ctrl-C."""
+    with ui.configured(flags, "follow") as at:
+        for name, place_of, facts in follow(at, ticket_id, position):
+            document = {"event": name, "id": place_of, **facts}
+            click.echo(json_line(document) if as_json else _event_line(name, facts))
 
 
-def follow(
-    urls: Sequence[str], ticket_id: str, position: str, token: str, ca: Path | None = None
-) -> Iterator[ServerSentEvent]:
-    """Yield events for ever: when a master goes, another one continues from the same position. Raises StartRefused when
-    no master answers at the beginning, and when one refuses."""
-    asking = ui.session(ca)
-    begun = False
-    while True:
-        trouble = ""
-        for url in urls:
-            try:
-                with _ask(asking, url, ticket_id, position, token) as reply:
-                    begun = True
-                    for told in parse(lines_of(reply.iter_content(chunk_size=1))):
-                        position = told.position or position
-                        if told.name:
-                            yield told
-            except requests.RequestException as failed:
-                trouble = f"{url}: {failed}"
-        if not begun:
-            raise StartRefused(f"USHER_MASTER_URLS: no master answers; {trouble}")
-        time.sleep(_PAUSE_S)
-
-
-def _ask(asking: requests.Session, url: str, ticket_id: str, position: str, token: str) -> requests.Response:
-    headers = {"Accept": "text/event-stream"}
-    if position:
-        headers["Last-Event-ID"] = position
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
-    address = f"{url}/api/events?id={quote(ticket_id.encode('utf-8', 'surrogateescape'), safe='')}"
-    reply = asking.get(address, headers=headers, stream=True, timeout=(_CONNECT_S, _SILENCE_S), allow_redirects=False)
-    if reply.status_code == 200:
-        return reply
-    with reply:
-        if reply.status_code >= 500:
-            raise requests.RequestException(f"HTTP {reply.status_code}")
-        refused = _document(reply)
-    hint = "; set USHER_API_TOKEN" if reply.status_code == 401 else ""
-    raise StartRefused(f"{url} refuses: HTTP {reply.status_code} {refused}{hint}")
-
-
-def _document(reply: requests.Response) -> str:
+def follow(view: View, ticket_id: str, position: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield events for ever, as masters send them: name, position, facts. Raises click.UsageError."""
+    here: Any = _Here()
+    feed = TicketFeed(view.link, view.keys, view.settings.work_ticket_field, here)
     try:
-        document = reply.json()
-    except ValueError:
-        return ""
-    problems = "; ".join(f"{one.get('field')} {one.get('problem')}" for one in document.get("errors", ()))
-    return problems or str(document.get("detail") or document.get("title"))
+        begin = parse_position(position) if position else None
+    except ValueError as wrong:
+        raise click.UsageError(f"--from: {wrong}") from None
+    feed.follow("", ticket_id.encode("utf-8", "surrogateescape"), begin, True)
+    while True:
+        try:
+            wait_s = feed.run_once()
+        except RedisTrouble as trouble:  # it goes on from where it is
+            click.echo(escape_control(f"usher: {trouble}; asked again in {_PAUSE_S:g} s"), err=True)
+            wait_s = _PAUSE_S
+        frames, here.frames = here.frames, []
+        for told in (dict(line.split(": ", 1) for line in frame.splitlines()) for frame in frames):
+            if "event" in told:  # others say where it is
+                yield told["event"], told.get("id", ""), orjson.loads(told["data"])
+        time.sleep(wait_s)
 
 
-def lines_of(content: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of pieces, byte by byte as a rule, each as soon as it is whole. (``iter_lines`` of requests
-    copies a line anew for each of its bytes: an entry of 64 KiB takes it seconds, and a client that reads so slowly
-    loses the connection.)"""
-    line = bytearray()
-    for piece in content:
-        *whole, rest = piece.split(b"\n")
-        for end in whole:
-            yield bytes(line + end)
-            line.clear()
-        line += rest
-
-
-def parse(lines: Iterable[bytes]) -> Iterator[ServerSentEvent]:
-    """Yield events from the lines of an event stream (the part of the format that our masters use)."""
-    position = name = data = ""
-    for line in lines:
-        field, _, value = line.decode(errors="replace").partition(": ")
-        if field == "id":
-            position = value
-        elif field == "event":
-            name = value
-        elif field == "data":
-            data = value
-        elif not line:
-            if position or name:
-                yield ServerSentEvent(position, name, orjson.loads(data) if data else {})
-            position = name = data = ""
-
-
-def _event_line(told: ServerSentEvent) -> str:
+def _event_line(event: str, told: dict[str, Any]) -> str:
     facts = "  ".join(
         f"{name}={escape_control(value if isinstance(value, str) else orjson.dumps(value).decode())}"
-        for name, value in told.data.items()
+        for name, value in told.items()
         if name not in ("ticket_id", "time_ms")
     )
-    return f"{_when(told.data.get('time_ms', time.time() * 1000))}  {told.name:<11}  {facts}"
+    return f"{_when(told.get('time_ms', time.time() * 1000))}  {event:<11}  {facts}"
 
 
 def _when(ms: float) -> str:
@@ -862,3 +751,365 @@ for _one in TicketOrder:
     tickets.add_command(ui.shelf_command(TICKETS.verbs[_one.value.replace("_", "-")], _extra, one=_order(_one)))
 for _command in (ui.shelf_command(TICKETS.verbs["pause"]), follow_ticket, explain_ticket):
     tickets.add_command(_command)
+
+
+_targets = ui.stacked(
+    click.argument("ticket", required=False),
+    click.option(
+        "--pattern",
+        metavar="GLOB",
+        help="All tickets whose ids fit: * is any text, ? one character, [a-z] one of these.",
+    ),
+    click.option("--tenant", metavar="NAME", help="All tickets of a tenant (USHER_TENANT_FIELD)."),
+    click.option("--all", "everything", is_flag=True, help="All tickets."),
+)
+
+
+def _of_target(verb: Verb, why: str, given: dict[str, Any], **more: Any) -> Any:
+    """Return arguments about a target. Its name may be no UTF-8, which no model takes."""
+    everything, named = given.pop("everything"), [given.pop(name) for name in ("ticket", "pattern", "tenant")]
+    told = zip((Target.TICKET, Target.PATTERN, Target.TENANT), named, strict=True)
+    chosen = [(target.value, value) for target, value in told if value is not None]
+    chosen += [(Target.EVERYTHING.value, "")] * everything
+    if len(chosen) != 1:
+        raise click.UsageError("give one of these: a ticket id, --pattern GLOB, --tenant NAME, --all")
+    target, value = chosen[0]
+    if not (everything or 0 < len(value.encode("utf-8", "surrogateescape")) <= LONGEST_TICKET):
+        raise click.UsageError(f"a ticket id has 1 to {LONGEST_TICKET} bytes")
+    facts: dict[str, Any] = {"target": target, "value": value, "reason": why}
+    return verb.args.model_construct(**facts, **given, **more)
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def rules(context: click.Context) -> None:
+    """Show live rules, and lift them. Without a command: list the rules."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_rules)
+
+
+@rules.command("list")
+@ui.looks
+def list_rules(flags: dict[str, Any], as_json: bool) -> None:
+    """List the live rules."""
+    with ui.configured(flags, "operator") as at:
+        book = at.rules.read()
+    rows = []
+    for rule in book.rules:
+        since = span(wall_ms() - rule.set_ms) if rule.set_ms else ""
+        does = (rule.target.value, rule.value, rule.action.value, rule.bounds)
+        rows.append((rule.id, *does, rule.who, since, rule.reason))
+    listed = ui.table("Rules", ("id", "target", "value", "action", "rate", "who", "since", "reason"), rows, ids=("id",))
+    holds = "  the strongest one holds: pause, then the slowest; `usher rules lift ID` ends one"
+    document = {"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)}
+    ui.show(as_json, document, listed, holds if rows else "  none")
+
+
+@rules.command("lift")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@ui.why_option()
+@ui.looks
+def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -> None:
+    """Lift rules. Exit code 1 when one of them does not exist."""
+    with ui.configured(flags, "operator") as at:
+        view = at.acting(ui.caller(why))
+        changes = {one: VERBS["rules lift"].perform(view, Args(), rule_id=one) for one in dict.fromkeys(ids)}
+    if as_json:
+        ui.print_json({"lifted": {one: changed.document or None for one, changed in changes.items()}})
+    else:
+        for one, changed in changes.items():
+            click.echo(f"{one}: {changed.text}")
+    sys.exit(1 if any(changed.problem for changed in changes.values()) else 0)
+
+
+def _rule_command(action: str, told: str, *limits: Callable[[Any], Any]) -> click.Command:
+    """Return the command that sets a rule with this action."""
+
+    def args_of(verb: Verb, why: str, given: dict[str, Any]) -> Any:
+        args = _of_target(verb, why, given, action=action)
+        try:
+            args.check()
+        except ValueError as wrong:
+            raise click.UsageError(str(wrong)) from None
+        return args
+
+    return ui.place_command(VERBS["rules set"], ui.stacked(_targets, *limits), args_of, action, told)
+
+
+def _number(flag: str, name: str, kind: click.ParamType, told: str, **more: Any) -> Callable[[Any], Any]:
+    return click.option(flag, name, type=kind, metavar="N", help=told, **more)
+
+
+pause = _rule_command(
+    "pause",
+    "Pause tickets: consumers get no more of them; nothing is lost, their order stays, and other tickets go on."
+    " Messages that a consumer already has run to their end. The pause holds until `usher resume`, whatever is"
+    " restarted meanwhile.",
+)
+slow = _rule_command(
+    "slow",
+    "Slow tickets down: hand over at most so many messages of each ticket per second. A tenant has one limit for all of"
+    " its tickets together, over all consumers. This holds until `usher resume`.",
+    _number("--rate", "rate_per_second", Number(0.001, 1_000_000), "Messages per second, of each ticket or a tenant."),
+    _number("--concurrency", "concurrency", click.IntRange(1, 1_000_000), "Tickets of a tenant at a time."),
+    _number("--weight", "weight", click.IntRange(1, 1000), "A tenant's share (USHER_TENANT_WEIGHTS)."),
+)
+limit = _rule_command(
+    "limit",
+    "Limit how many messages of each ticket may be unfinished. What comes beyond, the newest, becomes a dead letter"
+    " (over_limit). This holds until `usher rules lift`; pausing and slowing leave it alone.",
+    _number("--messages", "ticket_limit", click.IntRange(1, 1_000_000), "Of each ticket.", required=True),
+)
+resume = ui.place_command(
+    VERBS["resume"],
+    _targets,
+    _of_target,
+    told="Lift the rule for a ticket, a pattern or everything: its tickets go on, in the order of the stream. Exit"
+    " code 1 when there was no rule.",
+)
+
+
+@click.command()
+@ui.limited(50, "Most lines shown.")
+@ui.looks
+def actions(flags: dict[str, Any], limit: int, as_json: bool) -> None:
+    """Show the actions of operators, the newest first: when, who, what, on what, why, and the outcome."""
+    with ui.configured(flags, "operator") as at:
+        lines, cursor = at.action_log.page(None, limit)
+    now_ms, names = wall_ms(), ("who", "via", "what", "on", "why", "outcome")
+    rows = [(f"{span(now_ms - line['time_ms'])} ago", *(line[name] for name in names)) for line in lines]
+    document = {"actions": lines, "more": cursor is not None}
+    ui.show(as_json, document, ui.table("Actions", ("when", *names), rows), "" if rows else "  none")
+
+
+@click.group()
+def consumers() -> None:
+    """Look at the registered consumers and their work; drain and resume them."""
+
+
+@consumers.command("list")
+@ui.looks
+def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
+    """List the consumers, their states and the messages they hold."""
+    with ui.configured(flags, "status") as at:
+        rows = at.status.consumers()
+    none = "  none is registered: start one with `usher consumer --handler module:function`"
+    ui.show(as_json, {"consumers": rows}, ui.consumers_table(rows), "" if rows else none)
+
+
+@consumers.command("show")
+@click.argument("name")
+@ui.looks
+def show_consumer(flags: dict[str, Any], name: str, as_json: bool) -> None:
+    """Show one consumer: where it runs, and what it runs at this moment, as it tells the leader. Exit code 1 when no
+    consumer of that name is registered."""
+    with ui.configured(flags, "operator") as at:
+        told = at.ask_leader(f"/api/consumers/{quote(name, safe='')}/process")
+        rows = told["consumers"] if told is not None else [one for one in at.status.consumers() if one["name"] == name]
+    if as_json:
+        ui.print_json({"consumers": rows})
+    else:
+        for row in rows:
+            _print_consumer(row)
+        if not rows:
+            click.echo(f"no consumer {name!r} is registered")
+    sys.exit(0 if rows else 1)
+
+
+def _print_consumer(row: dict[str, Any]) -> None:
+    process = row.get("process") or {}
+    memory = process.get("memory_bytes")
+    facts = [
+        ("consumer", f"{row['incarnation']}  {row['state']}"),
+        ("host", f"{process['host']}  process {process['pid']}" if process else "it did not say"),
+        ("started", moment(row.get("started_ms"))),
+        ("version", process.get("version", "")),
+        ("handler", f"{process['handler']}  code {process['code']}" if process else ""),
+        ("memory", f"{memory / 2**20:,.0f} MiB" if memory else ""),
+        ("messages", f"{row['pending']:,} of {row.get('capacity', 0):,}  handlers at a time {row.get('slots', 0):,}"),
+        ("lease left", f"{row['lease_ms'] / 1000:.1f} s"),
+    ]
+    ui.console().print(ui.table("Consumer", ("", ""), [fact for fact in facts if fact[1]]))
+    if not process:
+        return
+    running = [
+        (one["ticket_id"], one["id"], one["attempt"], span(wall_ms() - one["started_ms"]), " > ".join(one["stack"]))
+        for one in process["running"]
+    ]
+    columns = ("ticket", "message", "attempt", "runs for", "stands at")
+    title = f"Runs now: {process['runs']:,}"
+    ui.console().print(ui.table(title, columns, running, numbers=("attempt", "runs for"), ids=("message",)))
+
+
+for _name in ("consumers drain", "consumers resume"):
+    consumers.add_command(ui.place_command(VERBS[_name]))
+
+
+@click.group()
+def dead() -> None:
+    """Look at dead letters, redrive them, or drop them. A dead letter is a message that was given up, with the
+    reason."""
+
+
+@dead.command("list")
+@ui.asks(LETTERS.ask)
+@ui.limited(50, "Most letters listed.")
+@ui.looks
+def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any) -> None:
+    """List dead letters, the oldest first."""
+    found: list[DeadLetter] = []
+    with ui.configured(flags, "dead") as at:
+        letters, more = at.letters, False
+        for page in letters.all(ui.asked_of(LETTERS, given).meant(), letters.last_id()):
+            found += page
+            more = len(found) > limit
+            if more:
+                break
+        found = found[:limit]
+        rows = at.fields.add_to_letters([letter.row() for letter in found])
+    names = at.settings.shown_names
+    further = f"  more than {limit:,}: give --limit, or a filter" if more else "" if found else "  none"
+    listed = _table(found, [ui.shown_texts(row, names) for row in rows], names)
+    ui.show(as_json, {"dead_letters": rows, "more": more}, listed, further)
+
+
+def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Sequence[str]) -> Any:
+    now_ms = wall_ms()
+    rows = [
+        (
+            letter.id.decode(errors="replace"),
+            letter.ticket.decode(errors="replace"),
+            *chosen,
+            letter.message_id.decode(errors="replace"),
+            (f"{letter.reason}: {visible(letter.error, 80)}" if letter.error else letter.reason)
+            + (f" in {letter.at}" if letter.at else ""),
+            letter.attempts,
+            label(letter.policy),
+            span(now_ms - letter.written_ms),
+        )
+        for letter, chosen in zip(letters, shown, strict=True)
+    ]
+    extras = ("message", "attempts", "policy", "age")
+    columns = ("letter", "ticket", *ui.shown_heads(names), "message", "reason", *extras[1:])
+    return ui.table("Dead letters", columns, rows, ("attempts", "age"), ("letter", *extras), extras=extras)
+
+
+@dead.command("kinds")
+@ui.looks
+def list_kinds(flags: dict[str, Any], as_json: bool) -> None:
+    """Count dead letters by kind: reason, error, place and policy."""
+    with ui.configured(flags, "dead") as at:
+        counts = at.letters.counts()
+    names = ("id", "count", "reason", "error_type", "at", "handler", "policy")
+    rows = [[getattr(one, name) for name in names] for one in counts.groups]
+    document = {"kinds": [dict(zip(names, row, strict=True)) for row in rows], "are_all": counts.are_all}
+    listed = ui.table("Kinds of dead letters", ("kind", *names[1:]), rows, numbers=("count",), ids=("kind",))
+    ui.show(
+        as_json,
+        document,
+        listed,
+        "  none" if not rows else counts.wrong or "  `usher dead list --kind KIND` lists them",
+    )
+
+
+@dead.command("show")
+@click.argument("letter_id", metavar="LETTER")
+@ui.looks
+def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
+    """Show one dead letter with its traceback and its message's fields. Exit code 1 when there is no such letter."""
+    if not is_id(letter_id):
+        raise click.UsageError(f"{letter_id!r} is not the id of a letter: see `usher dead list`")
+    with ui.configured(flags, "dead") as at:
+        found = at.letters.get(letter_id.encode())
+    if found is None:
+        click.echo("null" if as_json else f"there is no dead letter {letter_id}", err=not as_json)
+        sys.exit(1)
+    document = found[0].whole(found[1])
+    if as_json:
+        ui.print_json(document)
+        return
+    fields, trace = document.pop("message_fields"), document.pop("traceback")
+    screen = ui.console()
+    screen.print(ui.table("Dead letter", ("", ""), _for_people(found[0])))
+    screen.print(
+        ui.table("Fields of the message", ("name", "value"), [(name, visible(value)) for name, value in fields])
+    )
+    if trace:
+        click.echo("".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in trace))
+
+
+def _for_people(letter: DeadLetter) -> list[tuple[str, str]]:
+    row = letter.row()
+    named = {"fields": f"{letter.fields}{', some of them cut or missing' if letter.cut else ''}"}
+    told = {
+        name: named.get(name, str(value or ""))
+        for name, value in row.items()
+        if name != "cut" and not name.endswith("_ms")
+    }
+    times = {"first tried": letter.first_ms, "last tried": letter.last_ms, "given up": letter.written_ms}
+    told |= {name: f"{moment(ms)} UTC" for name, ms in times.items() if ms}
+    return [(name.replace("_", " "), value) for name, value in told.items() if value]
+
+
+for _verb in LETTERS.verbs.values():
+    dead.add_command(ui.shelf_command(_verb))
+_fields = click.argument(
+    "fields", nargs=-1, required=True, metavar="NAME=VALUE...", callback=lambda *given: fields_of(given[2])
+)
+dead.add_command(ui.place_command(VERBS["dead edit"], _fields))
+
+
+@click.group()
+def delayed() -> None:
+    """Show, send now, move or drop delayed messages. Sent for later (`usher send --after 10m`, or an XADD to
+    {STREAM}:delayed with the field due_ms), they enter the stream when they are due, and get their place in the order
+    of their ticket then."""
+
+
+@delayed.command("list")
+@click.option("--ticket", metavar="ID", help="Only those of this ticket.")
+@ui.limited(50, "Most lines shown.")
+@ui.looks
+def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json: bool) -> None:
+    """Show the messages that wait, the earliest first."""
+    with ui.configured(flags, "delayed") as at:
+        rows = at.delayed.page(None, limit, ticket or "", math.inf).rows
+        counts = at.delayed.counts()
+    now_ms = wall_ms()
+    unsorted = counts.pop("unsorted")
+    told = counts | {
+        "time_ms": now_ms,
+        "messages": [vars(one) | {"ticket_id": json_safe(one.ticket_id)} for one in rows],
+    }
+    lines = [
+        (one.id, moment_text(one.due_ms, "seconds"), span(left) if left > 0 else "now", one.ticket_id, text)
+        for one, left, text in ((one, one.due_ms - now_ms, " ".join(map("=".join, one.fields or ()))) for one in rows)
+    ]
+    listed = ui.table("Delayed messages", ("message", "due", "in", "ticket", "fields"), lines, ids=("message", "due"))
+    left = f"  {pluralize(unsorted, 'message')} more, which no leader has looked at yet" if unsorted else ""
+    ui.show(as_json, told, listed, f"  {len(rows):,} of {counts['waiting']:,}" if rows else "  none", left)
+
+
+_due = ui.stacked(
+    click.option("--after", type=Duration(), metavar="AGE", help="So long from now: 90s, 10m, 2h, 3d."),
+    click.option(
+        "--at", type=Moment(), metavar="TIME", help="At 2026-11-21T10:00 (local time) or 2026-11-21T10:00+00:00 (UTC)."
+    ),
+)
+
+
+def _moved(view: View, given: dict[str, Any]) -> Any:
+    after, at = given["after"], given["at"]
+    if (after is None) == (at is None):
+        raise click.UsageError("say when they are due: give one of --after and --at")
+    due_ms = at if at is not None else view.delayed.now_ms() + int(after * 1000)
+    try:
+        check_due(due_ms, view.delayed.now_ms())
+    except ValueError as refused:
+        raise click.UsageError(str(refused)) from None
+    return MovedDelayed.model_construct(ids=[], due_ms=due_ms)
+
+
+delayed.add_command(ui.shelf_command(DELAYED.verbs["send"]))
+delayed.add_command(ui.shelf_command(DELAYED.verbs["move"], _due, _moved))
+delayed.add_command(ui.shelf_command(DELAYED.verbs["drop"]))

@@ -7,21 +7,11 @@ again, in order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from usher.common.base.errors import PartialFailure, RetryLater, UsherError, readable
 from usher.common.base.text import format_error
-
-
-class InCall(Protocol):
-    """A message, as far as calls need it. Hashable by identity, not by content."""
-
-    alone: bool
-    plain: bool
-    failures: int
-
-    @property
-    def id(self) -> str: ...
+from usher.consumer.handlers.message import Message
 
 
 class MessageFailed(UsherError):
@@ -41,13 +31,13 @@ class TriedTogether(RetryLater):
 LaneOutcome = tuple[int, BaseException | None]
 
 
-def goes_alone(message: InCall) -> bool:
+def goes_alone(message: Message) -> bool:
     """Return whether a message must not share a call: it failed before (its neighbours are not to be judged by it), or
     its handler will never be called."""
     return message.alone or not message.plain or message.failures > 0
 
 
-def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseException | None) -> list[LaneOutcome]:
+def judge(parts: Sequence[Sequence[Message]], returned: Any, raised: BaseException | None) -> list[LaneOutcome]:
     """Return the verdicts in the order of ``parts`` (per lane, its messages in order; none is empty).
 
     ==============================================  =============================================================
@@ -93,7 +83,7 @@ def _failed_of(raised: PartialFailure) -> Any:
         return None
 
 
-def _named(parts: Sequence[Sequence[InCall]], returned: Any) -> dict[str, BaseException] | TypeError:
+def _named(parts: Sequence[Sequence[Message]], returned: Any) -> dict[str, BaseException] | TypeError:
     if returned is None:
         return {}
     if not isinstance(returned, Mapping):
@@ -123,7 +113,7 @@ def _error_of(value: Any) -> BaseException | None:
     return value if isinstance(value, BaseException) else None
 
 
-def _first_failed(part: Sequence[InCall], failed: Mapping[str, BaseException]) -> LaneOutcome:
+def _first_failed(part: Sequence[Message], failed: Mapping[str, BaseException]) -> LaneOutcome:
     for place, message in enumerate(part):
         if message.id in failed:
             return place, failed[message.id]
