@@ -208,8 +208,7 @@ class StreamLog:
 
 class Record(NamedTuple):
     """An entry of the log. ``uid`` is that of its writer (a hash of it where it is longer than 256 characters, not
-    UTF-8, or has a NUL), else
-    the stream id; in a work stream it begins with the source. Missing fields are ""."""
+    UTF-8, or has a NUL), else the stream id; in a work stream it begins with the source. Missing fields are ""."""
 
     id: str
     uid: str
@@ -504,7 +503,8 @@ def stored_states(url: str, setting: str, stream: str) -> list[tuple[str, str, d
     with sql_trouble("reading the states"), engine.connect() as sql:
         rows = sql.execute(sa.text(queries(engine.dialect.name)["states"]), {"stream": stream}).all()
     engine.dispose()
-    for name, last_id, stored in rows:
+    for named, last_id, stored in rows:
+        name = named.decode() if isinstance(named, bytes) else named  # MySQL keeps bytes
         try:
             found.append((name, last_id, _decoded(stored)))
         except ValueError as odd:
