@@ -66,15 +66,13 @@ class _Problem(TypedDict):
 @dataclass(frozen=True)
 class Operation:
     """The description of a route. ``answers``: status -> type of the JSON document, a content type that is not JSON,
-    or None for no content. ``problems``: errors beyond those of every route, status -> title and meaning. ``headers``:
-    the request headers that it heeds, and their effect."""
+    or None for no content. ``problems``: errors beyond those of every route, status -> title and meaning."""
 
     summary: str
     answers: Mapping[int, Any]
     body: Any = None
     query: type[BaseModel] | None = None
     problems: Mapping[int, str] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kinds(self) -> list[_Kind]:
@@ -162,10 +160,6 @@ def _operation(
         for name in sorted(rule.arguments)
     ]
     parameters += [] if operation.query is None else _query(operation.query)
-    parameters += [
-        {"name": name, "in": "header", "required": False, "description": said, "schema": {"type": "string"}}
-        for name, said in operation.headers.items()
-    ]
     told: dict[str, Any] = {
         "operationId": rule.endpoint.replace(".", "_"),
         "summary": operation.summary,

@@ -41,8 +41,6 @@ from usher.common.redis.client import Link
 from usher.common.redis.locate import write_whole
 from usher.common.runtime.memory import memory_of_machine
 
-#: ``sun_path`` of Linux has 108 bytes including the closing zero; other systems have fewer, and say so at bind.
-_LONGEST_SOCKET_PATH = 107
 #: Linux' own default (net.ipv4.ip_local_port_range).
 _EPHEMERAL_FROM = 32_768
 _PORTS_TRIED = 200
@@ -178,12 +176,6 @@ def _listening(folder: Path, port: int | None, password: str) -> tuple[list[str]
     if port is not None:
         return ["bind 127.0.0.1", f"port {port}", "protected-mode yes"], f"redis://:{secret}@127.0.0.1:{port}/0"
     path = folder / "redis.sock"
-    length = len(os.fsencode(path))
-    if length > _LONGEST_SOCKET_PATH:
-        raise StartRefused(
-            f"USHER_STATE_DIR: {path} is too long for a unix socket: it has {length} bytes, and at most"
-            f" {_LONGEST_SOCKET_PATH} are possible"
-        )
     return ["port 0", f"unixsocket {_quoted(path)}", "unixsocketperm 700"], f"unix://:{secret}@{quote(str(path))}?db=0"
 
 
@@ -294,7 +286,7 @@ class EmbeddedRedis:
         with Link(self.url, "usher:start", timeout_s=0.5) as link:
             while time.monotonic() < deadline_s:
                 if process is None or process.poll() is not None:
-                    raise StartRefused(f"the embedded Redis ended at its start: {self._last_words()}")
+                    raise StartRefused(f"the embedded Redis in {self.folder} ended at its start: {self._last_words()}")
                 try:
                     link.call("PING")
                     return

@@ -3,6 +3,7 @@
 It is started for the first message, and again for the next one after it was ended: a handler that hangs is killed, with
 all that it has started, and a handler may end its process itself. The process runs ``consumer/isolation/child.py``, and
 is forked by a template that has loaded all of ours and nothing of the user's: a new interpreter takes half a second.
+What both tell each other is pickled: they run the same user's code.
 """
 
 from __future__ import annotations

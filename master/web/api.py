@@ -413,10 +413,10 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
 
     @api.post("/messages/acknowledge")
     @tells(
-        "Report messages that are acknowledged in Redis, so that the leader frees their tickets at once.",
+        "Report messages that are acknowledged in Redis, so that the leader frees their tickets at once."
+        " With `Prefer: return=minimal` (RFC 7240): 204, without answers, perhaps before that.",
         {200: verbs.Reported, 204: None},
         body=ReportBody,
-        headers={"Prefer": "return=minimal (RFC 7240): no answers; 204, perhaps before the tickets are freed."},
         role=Role.CONSUMER,
         problems={409: "fenced: the incarnation has ended; register again"},
     )

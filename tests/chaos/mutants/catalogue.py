@@ -99,7 +99,7 @@ def _letters_and_acks_apart(steps: OwnerScripts, letters: Sequence[Letter]) -> l
 
 
 def _letter_and_ack_apart(steps: OwnerScripts, letter: Letter) -> Buried:
-    keys, link = steps._keys, steps._link
+    keys, link = steps._keys, steps.link
     fields = (
         "usher-id",
         letter.id,
