@@ -58,7 +58,7 @@ from usher.master.operations.shelves import check_due
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
 from usher.master.policy.explain.explain import OK
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
-from usher.master.policy.rules import LONGEST_REASON, MOST_RULES, Rule, alike
+from usher.master.policy.rules import LONGEST_REASON, MOST_RULES, alike
 from usher.master.policy.states import BY_NAME, LISTED
 from usher.master.verbs.verbs import (
     DELAYED,
@@ -572,24 +572,6 @@ def stop(job_id: str) -> AnyResponse:
     parts.bulk.stop_job(job)
     parts.action_log.note(OperatorAction(by, f"stop {job.what}", job.told), counted(job.outcomes.elements()))
     return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
-
-
-@pages.post("/rules/lift")
-@needs(Role.OPERATOR)
-def lift() -> AnyResponse:
-    by, chosen, until = acting_in(parts, read_why()).by, read_form_text("id", 64), request.form.get("until", "")
-    if until and not re.fullmatch("[0-9]{1,16}", until):
-        raise refused("the field until must be the version of a rule")
-    if until:  # all that are alike, but those that were set after the page was made
-        groups = alike(parts.rules.read().rules)
-        some: list[Rule] = next((some for some in groups if chosen in {one.id for one in some}), [])
-        lifted = [parts.rules.lift(one.id, by, version=one.version) for one in some if one.version <= int(until)]
-        told = counted("gone already" if one is None else one.outcome for one in lifted)
-        told = told if lifted else "These rules have changed since the page was made: look again"
-    else:
-        changed = parts.rules.lift(chosen, by)
-        told = "That rule is gone already" if changed is None else changed.told
-    return go(request.form.get("back", "/rules"), told)
 
 
 _POLICY = (
