@@ -98,7 +98,8 @@ def test_a_thousand_rules_are_lifted_at_once_and_those_of_another_day_are_no_par
     assert "Resume all 990" in rules
     asked = dict(
         re.findall(
-            r'name="(rule_id|until)" value="([0-9a-f]+)"', rules.partition("Resume all 990...")[2].partition("</form>")[0]
+            r'name="(rule_id|until)" value="([0-9a-f]+)"',
+            rules.partition("Resume all 990...")[2].partition("</form>")[0],
         )
     )
     assert "lifted 990" in site.get(site.post("/rules/lift", **asked).headers["Location"]).text
