@@ -43,7 +43,7 @@ class Leader:
         """A new epoch, as ``usher.master.recovery.takeover`` begins it."""
         redis.begin()
         leader = cls(redis, window)
-        leader.board.waits.learn_time(redis.clock_ms, leader.now_s)
+        leader.board.learn_time(redis.clock_ms, leader.now_s)
         leader.look_at(redis.roster())
         board, dead = leader.board, set()
         for ticket, record in list(redis.index.items()):
@@ -128,7 +128,7 @@ class Leader:
 
     def read_records(self, names: Iterable[bytes]) -> None:
         """Memory follows the index."""
-        self.board.waits.learn_time(self.redis.clock_ms, self.now_s)
+        self.board.learn_time(self.redis.clock_ms, self.now_s)
         for name in names:
             record = self.redis.index.get(name)
             if record is None:

@@ -167,7 +167,7 @@ class Keys:
     recounted = _Key("Sorted set: that index as recount_letters (leader) makes it anew.", "letters:new")
     changed = _Key("""Stream, capped: tickets whose record another process than the leader changed, changes of the
         rules, consumers that come and go. It wakes the leader, and standbys when it resigns. Written by dead_letter,
-        redrive, change_rules, register, renew, drain, deregister, resign.""")
+        redrive, change_rules, register, renew, drain, deregister, elect.""")
     reports = _Key("""Stream, capped: reports to a leader in another process, of consumers that have no master's URL
         (`usher run`). Written by these, read by the leader.""")
     rules = _Key("""Hash: id of a live rule -> ``version ms json`` (master/policy/rules.py). For ever. Written by

@@ -133,7 +133,7 @@ _PROGRAMS = (
     ("producer", "programs that add messages with a plain XADD (no MAXLEN: it cuts unread messages)", "", ""),
     ("sender", "`usher send`, Producer", "send", "time"),
     ("consumer", "consumers", "renew ack dead_letter charge drain give_back deregister note_crash", "time"),
-    ("streamer", _STREAMER, "emit elect resign", "time wait"),
+    ("streamer", _STREAMER, "emit elect", "time wait"),
     ("reader", "log consumers (LogConsumer)", "note_checkpoint", "time"),
     ("auditor", "`usher audit` and its commands, `usher rehearse`", _AUDITOR, "time"),
 )
@@ -172,7 +172,7 @@ _OF_GROUP = _words("stream taken tickets attempts runs dead changed letters cons
 _OF_LOG = _words("delayed behind leader counters checkpoints")
 _MASTER = _words(
     "begin reject note_cut take_back sweep save_position recount_letters count_letters "
-    "drain deregister elect resign "
+    "drain deregister elect "
     "next_generation register redrive read_letters trim change_rules "
     "order find_entries send read_fields "
     "due_delayed send_delayed move_delayed read_delayed"

@@ -39,7 +39,7 @@ from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, Parked
 from usher.master.policy.rules import Target
-from usher.master.recovery.repairs import PAGE, IdleSweep, Reconciler, Recoverer, Takeover, read_again, unreadable
+from usher.master.recovery.repairs import PAGE, IdleSweep, Recoverer, Takeover, read_again, unreadable
 
 #: Most plans per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
@@ -47,6 +47,8 @@ _PLANS_PER_TURN = 4
 _PAUSE_PER_LOOK = 9.0
 #: Records that are not up to date wait so long for a turn that hands something over.
 _RECORDS_S = 0.25
+#: Seconds between two pages of quiet tickets, in which others have their turn.
+_PAUSE_S = 0.02
 
 
 class Dispatcher(Service):
@@ -73,7 +75,7 @@ class Dispatcher(Service):
         self.board = self._new_board()
         self.counts = LeaderCounters()
         self._cursor = StreamCursor(limits.batch, limits.read_ahead, notifier)
-        self._marks = MarkReader(limits.marks)
+        self.marks = MarkReader(limits.marks)
         self._rejected: list[Rejected] = []  # dead letters to be written
         self._position_saver = PositionSaver(self._stream, limits.reconcile_s)
         self._unload_s = 0.0  # when to look again for what need not be in memory
@@ -119,11 +121,6 @@ class Dispatcher(Service):
     def is_full(self) -> bool:
         """Return whether so many entries wait that this master, which leads, reads no more."""
         return self.leads and self._cursor.is_full
-
-    @property
-    def priorities_unreadable(self) -> int:
-        """Number of priorities that could not be read, since the start of the process."""
-        return self._marks.unreadable
 
     def parked_of(self, ticket: bytes) -> Parked | None:
         """Return how much of the ticket memory has parked, while this master leads; None when nothing is known. It may
@@ -200,7 +197,8 @@ class Dispatcher(Service):
         self._rejected.clear()
         limits, self._recoverer = self._limits, Recoverer(self.counts)
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
-        self._reconciler = Reconciler(limits.reconcile_s)
+        self._quiet = deque[tuple[str, list[bytes]]]()  # pages of tickets that are yet to be compared with Redis
+        self._compare_s = 0.0  # when the next of them is due
         if self.board.tickets or self.board.consumers:
             self.board = self._new_board()
 
@@ -212,7 +210,7 @@ class Dispatcher(Service):
         self._drop_memory()
         limits, started = self._limits, now_s()
         field, longest = limits.ticket_field, limits.longest_message
-        steps = LeaderScripts(self._link, self._keys, epoch, field, longest, self.counts, self._marks)
+        steps = LeaderScripts(self._link, self._keys, epoch, field, longest, self.counts, self.marks)
         steps.check()
         self._connection = self._link.connections
         found = Takeover(self._link, self._keys, self._stream, steps, self._new_board(), self.made_progress)
@@ -221,7 +219,7 @@ class Dispatcher(Service):
         begins = found.last_delivered, found.highest_pending
         self._cursor = StreamCursor(limits.batch, limits.read_ahead, self._notifier, *begins)
         steps.highest = max(steps.highest, rank(found.highest_pending))
-        self._position_saver.begin(found.last_delivered)
+        self._position_saver.memory = self._position_saver.memory.found(found.last_delivered)
         self._follow_rules()
         self._steps = steps  # from now on a turn may fail without another takeover
         self.counts.adoptions += 1
@@ -283,9 +281,9 @@ class Dispatcher(Service):
     def _idle_s(self) -> float:
         now, due_s = now_s(), self.board.next_due_s()
         slowed_s = IDLE_READ_S if due_s is None else max(0.0, due_s - now)
-        waits_s = (one.wait_s(now) for one in (self._reconciler, self._idle_sweep, self._position_saver))
-        records_s = max(0.0, self.board.due_records_s() + _RECORDS_S - now)
-        return min(IDLE_READ_S / 2, slowed_s, records_s, *waits_s)
+        waits_s = (one.wait_s(now) for one in (self._idle_sweep, self._position_saver))
+        next_s = min(self._compare_s, self.board.due_records_s() + _RECORDS_S)
+        return min(IDLE_READ_S / 2, slowed_s, max(0.0, next_s - now), *waits_s)
 
     # ---- 1: events ---------------------------------------------------------------------------------------------------
 
@@ -372,23 +370,13 @@ class Dispatcher(Service):
     # ---- 4: records --------------------------------------------------------------------------------------------------
 
     def _read_records(self) -> None:
-        """Read again the records of unsure tickets. When there are none, look from time to time at those that nobody
-        reported on, and then also at what others have changed."""
-        now = now_s()
-        names = list(self.board.unsure)[:PAGE]
-        if not names:
-            owner, names, was_all = self._reconciler.page(self.board, now)
-            notes = read_command(self._keys.changed, self._led.noted, None, 1)
-            if was_all and self._link.call(*notes):  # who wakes us when others change something has not done so
-                self._led.look()
-                self._follow_changes()
-            if owner:
-                self._settle(owner, names)
-                return
+        """Read again the records of unsure tickets; when there are none, of those that nobody has reported on."""
+        names = list(self.board.unsure)[:PAGE] or self._compare_quiet()
         if not names:
             return
+        now = now_s()
         values, (seconds, micros) = self._link.all_of([("HMGET", self._keys.tickets, *names), ("TIME",)])
-        self.board.waits.learn_time(1000 * int(seconds) + int(micros) // 1000, now_s())
+        self.board.learn_time(1000 * int(seconds) + int(micros) // 1000, now_s())
         for name, value in zip(names, values, strict=True):
             if value is None:
                 self.board.clear_record(name)
@@ -402,6 +390,28 @@ class Dispatcher(Service):
         if back := self.board.asked_back.take_came_back():
             self.counts.came_back += back
             event("tickets_recalled", count=back)
+
+    def _compare_quiet(self) -> list[bytes]:
+        """Ask Redis about the quiet tickets, on which nobody has reported for a while: reports and notes may have been
+        lost; about all of them every few seconds, those of one consumer at a time. Return a page of those that nobody
+        has, whose records are to be read. They are found at once: there may be a hundred thousand, and one that has
+        moved on before its page comes is compared all the same."""
+        now, every_s = now_s(), self._limits.reconcile_s
+        if now < self._compare_s:
+            return []
+        if not self._quiet:
+            for owner, names in self.board.quiet_since(now - every_s).items():
+                size = len(names) if owner else PAGE
+                self._quiet += [(owner, names[at : at + size]) for at in range(0, len(names), size)]
+        owner, names = self._quiet.popleft() if self._quiet else ("", [])
+        self._compare_s = now + (_PAUSE_S if self._quiet else every_s)
+        notes = read_command(self._keys.changed, self._led.noted, None, 1)
+        if not self._quiet and self._link.call(*notes):  # who wakes us when others change something has not done so
+            self._led.look()
+            self._follow_changes()
+        if owner:
+            self._settle(owner, names)
+        return [] if owner else names
 
     def _settle(self, owner: str, names: Sequence[bytes]) -> None:
         """Free what is over of these quiet tickets of a consumer, although nobody has reported it: what is pending for
@@ -480,16 +490,14 @@ class Dispatcher(Service):
             self._forget(unseen, str(refused))
             raise
         except GroupMissing:  # all else has happened, so these may come again
-            if new.found:
-                self._position_saver.remember(new)
+            self._position_saver.remember(new)
             raise
         if read is None:
             self._forget(unseen, "others have changed something")
             self._follow_changes()
             return True
         self._cursor.advance(new, read, count)
-        if new.found:
-            self._position_saver.remember(new)
+        self._position_saver.remember(new)
         self._rejected += rejected
         self.board.take_in(late)
         self._follow_changes()
@@ -509,14 +517,14 @@ class Dispatcher(Service):
             unseen, over = self._within_limits(unseen, new)
             rejected += over
         kept, late = self._who_has([*redelivered, *self.board.arrive(unseen)])
-        self.board.learn(self._marks.read(new.found))
+        self.board.learn(self.marks.read(new.found))
         return unseen, kept, late, rejected
 
     def _within_limits(
         self, unseen: Sequence[TicketEntry], new: NewEntries
     ) -> tuple[list[TicketEntry], list[Rejected]]:
         """Part new entries at the limits of their tickets: what came first stays. Memory counts what is unfinished."""
-        tenants = {mark.ticket: mark.tenant for mark in self._marks.read(new.found)}
+        tenants = {mark.ticket: mark.tenant for mark in self.marks.read(new.found)}
         room, kept, over = dict[bytes, float](), list[TicketEntry](), list[Rejected]()
         for entry_id, name in unseen:
             if name not in room:

@@ -187,11 +187,9 @@ class PositionSaver:
             self.memory = before.followed(saved)
         return self._look_s / 3 if self.memory == before else _SAVE_POSITION_S
 
-    def begin(self, last_delivered: bytes) -> None:
-        self.memory = self.memory.found(last_delivered)
-
     def remember(self, new: NewEntries) -> None:
-        self.memory = self.memory.read(new.found[0][0], new.found[-1][0])
+        if new.found:
+            self.memory = self.memory.read(new.found[0][0], new.found[-1][0])
 
     def turn(self, board: Board, steps: LeaderScripts, last_read: bytes) -> dict[bytes, int] | None:
         """Save the position, once a second while it moves. Return how many entries are pending for each name; None when

@@ -49,7 +49,7 @@ class MasterMetrics:
         text = "1 while so many messages wait that the leader reads no more."
         yield gauge("waiting_limit_reached", text, self.dispatcher.is_full)
         text = "Messages whose priority is not a number from 0 to 9; they count as the least urgent."
-        yield counter("priorities_unreadable", text, self.dispatcher.priorities_unreadable)
+        yield counter("priorities_unreadable", text, self.dispatcher.marks.unreadable)
         yield from service_metrics(self.services)
         try:
             vitals = self.vitals.read()

@@ -163,8 +163,9 @@ class Elector(Service):
         self._holder = f"{uuid.uuid4().hex[:12]} {url}"
         self._url = url
         self._lease_ms = lease_ms
-        self._changed = (keys.changed,) if isinstance(keys, Keys) else ()
-        self._look_s = _LOOK_S if self._changed else _AGAIN_S
+        changed = (keys.changed,) if isinstance(keys, Keys) else ()
+        self._of_lead = (keys.leader, keys.counters, *changed)
+        self._look_s = _LOOK_S if changed else _AGAIN_S
         self._works = works
         self._for_others = for_others  # steps that are loaded for users that may not send scripts
         self._not_loaded = ""  # why they could not be, as it was logged
@@ -251,8 +252,7 @@ class Elector(Service):
         nothing to do."""
         self._live()
         until_s = now_s() + self._lease_ms / 1000
-        keys = (self._keys.leader, self._keys.counters, *self._changed)
-        reply = self._link.run("elect", keys, (self._holder, self._lease_ms, succeed))
+        reply = self._link.run("elect", self._of_lead, (self._holder, self._lease_ms, succeed))
         if reply[0] == b"HELD":
             held, _, holder = reply[1].decode(errors="replace").partition(" ")
             # Longer than any lease: the clock of Redis was set back since it was taken, and its holder may be dead. If
@@ -266,7 +266,7 @@ class Elector(Service):
                 event("leadership_lease_too_long", level=WARNING, epoch=held, why=why)
             # Or it is our own: the reply to an earlier call was lost, or our epoch was dropped, and a late command is
             # to be refused.
-            reply = self._link.run("elect", keys, (self._holder, self._lease_ms, held))
+            reply = self._link.run("elect", self._of_lead, (self._holder, self._lease_ms, held))
             if reply[0] == b"HELD":
                 return _AGAIN_S
         self.elections += 1
@@ -292,7 +292,7 @@ class Elector(Service):
         epoch = self._lead._known.epoch
         try:
             if epoch is not None:
-                self._link.run("resign", (self._keys.leader, *self._changed), (str(epoch),))
+                self._link.run("elect", self._of_lead, (self._holder, 0, str(epoch)))
                 event("leadership_resigned", epoch=epoch)
         except Exception as problem:  # the lease ends by itself
             event("leadership_resign_failed", level=WARNING, problem=str(problem))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +46,7 @@ _SWEPT = 25
 _CALM = 6
 #: Least time between two steps: a million parked entries must not keep the dispatcher busy looking at them.
 _STEP_S = 0.02
-#: Seconds between two pages of the reconciler, in which others have their turn.
+#: Seconds between two pages of letters.
 _PAUSE_S = 0.02
 
 
@@ -179,34 +178,6 @@ def read_again(board: Board, steps: LeaderScripts) -> bool:
     return True
 
 
-class Reconciler:
-    """Schedule of the quiet tickets, on which nobody has reported for a while: reports and notes may have been lost, so
-    Redis is asked; about all of them every ``every_s`` seconds, those of one consumer at a time, and page by page those
-    that nobody has. They are found at once: there may be a hundred thousand, and one that has moved on before its page
-    comes is compared all the same."""
-
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
-        self._pages: deque[tuple[str, list[bytes]]] = deque()
-        self._next_s = 0.0
-
-    def wait_s(self, now_s: float) -> float:
-        return max(0.0, self._next_s - now_s)
-
-    def page(self, board: Board, now_s: float) -> tuple[str, list[bytes], bool]:
-        """Return a consumer and its quiet tickets, or "" and some that nobody has; and whether all have had their turn
-        with them."""
-        if now_s < self._next_s:
-            return "", [], False
-        if not self._pages:
-            for owner, names in board.quiet_since(now_s - self._every_s).items():
-                size = len(names) if owner else PAGE
-                self._pages += [(owner, names[at : at + size]) for at in range(0, len(names), size)]
-        owner, names = self._pages.popleft() if self._pages else ("", [])
-        self._next_s = now_s + (_PAUSE_S if self._pages else self._every_s)
-        return owner, names, not self._pages
-
-
 class Janitor(LeaderService):
     """Service that forgets dead incarnations once nothing is pending for them, and the attempts and errors of messages
     that ended without their owner, and mends the index of the dead letters, while this master leads. Otherwise Redis
@@ -306,7 +277,7 @@ class Takeover:
         stream, steps, board = self._stream, self._steps, self.board
         was_there = self._ensure_group(memory)
         steps.begin(is_new=not was_there)
-        board.waits.learn_time(redis_ms(self._link), now_s())
+        board.learn_time(redis_ms(self._link), now_s())
         span = span_of(self._link, self._keys.stream) or Span(None, ZERO)
         delivered = stream.last_delivered()
         again, lost = set_back(memory, delivered, span.last_generated) if was_there else (None, None)

@@ -36,7 +36,7 @@ class TestTakeover:
         board, now_s = found.board, due_ms / 1000
         assert (found.taken_back, board.in_flight, board.parked) == (0, 0, 2)
         assert set(board.consumers) == {a.incarnation}, "no incarnation of that name is to be recovered"
-        board.waits.learn_time(redis_ms(world.link), now_s)
+        board.learn_time(redis_ms(world.link), now_s)
         planned = board.plan(100, now_s)
         assert (planned is None) == (after_ms > 0)
         assert (board.next_due_s() is None) == (after_ms < 0)

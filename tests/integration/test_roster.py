@@ -150,7 +150,8 @@ def test_who_drains_leaves_or_is_revoked_is_heard_of_and_so_is_a_leader_that_res
     changes.on_leader = lambda: told.append("leader")
     leader, draining, leaving, revoked = world.elect(), world.join("a"), world.join("b"), world.join("c")
     changes.look(None)
-    resigns = partial(world.scripts.run, "resign", (world.keys.leader, world.keys.changed), (str(leader.epoch),))
+    of_lead = (world.keys.leader, world.keys.counters, world.keys.changed)
+    resigns = partial(world.scripts.run, "elect", of_lead, ("http://one", 0, str(leader.epoch)))
     steps = (
         lambda: draining.steps.drain(LEASE_MS),
         leaving.steps.deregister,

@@ -67,7 +67,8 @@ def test_a_leader_is_elected_and_goes_on_leading(world: World) -> None:
         leader = world.elect()
         assert world.link.call("GETEX", world.keys.leader, "PX", 2 * LEASE_MS).startswith(b"%d " % leader.epoch)
         leader = world.elect(succeed=str(leader.epoch))
-        assert world.scripts.run("resign", (world.keys.leader,), (str(leader.epoch),)) == b"OK"
+        of_lead = (world.keys.leader, world.keys.counters)
+        assert world.scripts.run("elect", of_lead, ("", 0, str(leader.epoch))) == [b"RESIGNED"]
         assert world.elect("http://two").epoch > leader.epoch
 
 

@@ -506,7 +506,6 @@ def _samples(user: str) -> dict[str, tuple[list[str], list[str | int]]]:
     lead: dict[str, tuple[list[str], list[str | int]]] = {
         "emit": ([stream, log.leader], ["7", 2, "ticket_id", "uid", "T", "a", "U", "b"]),
         "elect": ([log.leader, log.counters], ["here", 60_000, "7"]),
-        "resign": ([log.leader], ["8"]),
     }
     own: dict[str, tuple[list[str], list[str | int]]] = {
         "renew": ([lease, stream, KEYS.lease("c:2"), KEYS.changed], [group, me, 60_000, "-", 60_000]),

@@ -134,7 +134,7 @@ def test_another_consumer_could_take_what_waits_for_room_and_what_would_be_recal
         arrive(board, b"T%d" % number, number)
     hand_over(board)
     assert (board.in_flight, board.parked, board.takeable(0.0)) == (5, 3, 6), "three wait for room, and three for slots"
-    board.waits.learn_time(1_000, NOW)
+    board.learn_time(1_000, NOW)
     board.set_record(b"W", b"waits@9000", 3, ids(20), NOW)
     board.set_record(b"H", b"halted", 3, ids(21), NOW)
     arrive(board, b"T1", 30)

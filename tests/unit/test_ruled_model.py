@@ -139,7 +139,7 @@ class RuledMachine(BoardMachine):
                 and ticket.standing is Standing.OPEN
                 and (rule_of is None or rule_of.action is not RuleAction.PAUSE)
             ):
-                assert ticket.name in self.board._rereading._hidden, "what memory does not have of it is read again"
+                assert ticket.name in self.board._hidden, "what memory does not have of it is read again"
 
     def teardown(self) -> None:
         for whom in _TARGETS:

@@ -14,7 +14,7 @@ REDIS_MS = 1_790_000_000_000
 
 def _waiting(after_ms: int = 5_000, window: int = 512) -> Board:
     board = board_with("c", window=window)
-    board.waits.learn_time(REDIS_MS, NOW)
+    board.learn_time(REDIS_MS, NOW)
     board.set_record(b"T", b"waits@%d" % (REDIS_MS + after_ms), 5, ids(2, 1), NOW)
     return board
 
@@ -37,7 +37,7 @@ def test_one_that_is_in_doubt_waits_on_when_its_record_says_so() -> None:
     board = _waiting()
     board.doubt([b"T"])
     assert board.plan(100, NOW + 5) is None
-    board.waits.learn_time(REDIS_MS + 4_900, NOW + 5)
+    board.learn_time(REDIS_MS + 4_900, NOW + 5)
     board.set_record(b"T", b"waits@%d" % (REDIS_MS + 5_000), 5, ids(1, 2), NOW + 5)
     assert board.plan(100, NOW + 5.09) is None
     assert board.plan(100, NOW + 5.1) is not None
@@ -64,7 +64,7 @@ def test_full_memory_keeps_no_more_of_a_ticket_that_waits_than_of_a_longer_one()
 
 def test_many_that_are_due_at_once_go_on_in_their_order_at_no_cost_for_those_without_room() -> None:
     board = board_with("c", slots=2, capacity=10)
-    board.waits.learn_time(REDIS_MS, NOW)
+    board.learn_time(REDIS_MS, NOW)
     for number in range(20_000):
         board.set_record(b"T%d" % number, b"waits@%d" % (REDIS_MS + 5), 5, ids(number + 1), NOW)
     plan = board.plan(100, NOW + 1)

@@ -12,6 +12,8 @@ are under ``master`` in Redis, and are read again from there, in order and a pag
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,11 +39,9 @@ from usher.master.policy.board.tickets import (
     OPEN,
     BoardTicket,
     ConsumerLoad,
-    Rereading,
     RunQueue,
     Standing,
     TicketMarks,
-    Waits,
     WorkPace,
 )
 from usher.master.policy.board.turns import FairQueue
@@ -79,9 +79,18 @@ class Board:
         self.over: set[bytes] = set()  # tickets of which nothing is left, and that may have a record
         self._shrunk: set[bytes] = set()  # tickets of which something in their record is over
         self._rewritten_s = 0.0
-        self.waits = Waits()
+        # A heap of the tickets that were given back until a time (owner word ``waits@<ms>``), by Redis' own clock.
+        self._waiting: list[tuple[int, int, BoardTicket]] = []
+        self._number = itertools.count().__next__
+        self._behind_ms = 0.0  # what to subtract from Redis' time for ours
         self.asked_back = Recalls(self._limiter.stays)
-        self._rereading = Rereading()
+        # Tickets that may move and of which Redis knows more than memory; those of which nothing is worth having until
+        # the rules change; and those for which it is read again, the lowest first: memory knows what these have up to
+        # the last.
+        self._hidden: dict[bytes, BoardTicket] = {}
+        self._unwanted: dict[bytes, BoardTicket] = {}
+        self._being_read: dict[bytes, BoardTicket] = {}
+        self._last_read = ZERO
         self._open = OpenConsumers(())
         self._untried: dict[str, int] = {}  # incarnation -> so many tickets that wait there may have room now
 
@@ -513,14 +522,16 @@ class Board:
             self._hide(ticket, ids)
             ticket.waits_for = ids[0]
             return None
-        self._reopen(ticket)
+        if ticket.above is not None:
+            self._hidden[name] = ticket
         if is_given_back(owner):
             if (due_ms := due_ms_of(owner)) is None:
                 ticket.standing = OPEN
                 if asked is not None:
                     self.asked_back.returned(asked)
-            else:
-                self.waits.begin(ticket, due_ms)
+            elif ticket.standing is not Standing.WAITING or ticket.until != due_ms:  # a former timer does nothing
+                ticket.standing, ticket.until = Standing.WAITING, due_ms
+                heapq.heappush(self._waiting, (due_ms, self._number(), ticket))
             self._park(ticket, self._not_hidden(ticket, sorted(ids, key=rank)))
             self._queue.add(ticket)
             return None
@@ -542,6 +553,10 @@ class Board:
         self._queue.add(ticket)
         return None
 
+    def learn_time(self, redis_ms: int, now_s: float) -> None:
+        """Learn how far Redis' clock is ahead of ours: with each record that is read."""
+        self._behind_ms = redis_ms - 1000 * now_s
+
     def clear_record(self, name: bytes) -> None:
         """Follow the index, which has no record of the ticket: nothing of it is in processing."""
         self.unsure.discard(name)
@@ -549,7 +564,8 @@ class Board:
             return
         self._disown(ticket)
         self.over.discard(name)
-        self._reopen(ticket)
+        if ticket.above is not None:
+            self._hidden[name] = ticket
         ticket.standing = OPEN
         self._finish(ticket)
 
@@ -656,21 +672,23 @@ class Board:
         self.parked += len(ticket.parked) - count
 
     def _wake_due(self, now_s: float) -> None:
-        for ticket in self.waits.take_due(now_s):
-            ticket.standing = OPEN
-            self._finish(ticket)
+        while self._waiting and self._waiting[0][0] <= self._behind_ms + 1000 * now_s:
+            due_ms, _, ticket = heapq.heappop(self._waiting)
+            if ticket.standing is Standing.WAITING and ticket.until == due_ms:
+                ticket.standing = OPEN
+                self._finish(ticket)
 
     def _hide(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
         """Halt a ticket: from the lowest of ``ids`` on, only Redis keeps account of what is under ``master``."""
         ticket.standing = Standing.HALTED
-        self._rereading.leave(ticket)
+        self._leave(ticket)
         lowest = min((*ids, *list(ticket.parked)[:1]), key=rank)
         if ticket.above is None or rank(lowest) <= rank(ticket.above):
             ticket.above = before(lowest)
         ticket.beyond += len(ticket.parked)
         self.parked -= len(ticket.parked)
         ticket.parked.clear()
-        self._rereading.end(ticket)
+        self._end_reading(ticket)
 
     def _not_hidden(self, ticket: BoardTicket, ids: list[bytes]) -> list[bytes]:
         if ticket.above is None:
@@ -679,40 +697,57 @@ class Board:
             self._hide(ticket, ids)
             ticket.beyond += len(ids)
             return []
-        self._rereading.leave(ticket)
+        self._leave(ticket)
         limit = rank(ticket.above)
         known = [entry_id for entry_id in ids if rank(entry_id) <= limit]
         ticket.beyond += len(ids) - len(known)
         return known
 
-    def _reopen(self, ticket: BoardTicket) -> None:
-        if ticket.above is not None:
-            self._rereading.add(ticket)
+    def _leave(self, ticket: BoardTicket) -> None:
+        """Let the reading go on without a ticket, which keeps what was read of it."""
+        if self._being_read.pop(ticket.name, None) is not None:
+            ticket.above = max(ticket.above or ZERO, self._last_read, key=rank)
+
+    def _end_reading(self, ticket: BoardTicket) -> None:
+        """Read nothing more of a ticket: it is halted, or memory has all."""
+        self._hidden.pop(ticket.name, None)
+        self._unwanted.pop(ticket.name, None)
 
     def to_read(self) -> bytes | None:
-        """Return the id above which to go on reading the entries under ``master``; None: nothing is to be read.
-
-        One reading is for all hidden tickets of which little is left in memory, however many they are.
-        """
-        return self._rereading.start(self._limiter.worth_keeping)
+        """Return the id above which to go on reading the entries under ``master``; None: no ticket wants more. One
+        reading is for all hidden tickets of which little is left in memory at its start, however many they are."""
+        if not self._being_read:
+            open_ones = [one for one in self._hidden.values() if one.standing is OPEN]
+            wanted = [(one, self._limiter.worth_keeping(one)) for one in open_ones]
+            for ticket in [one for one, keeps in wanted if not keeps]:
+                self._unwanted[ticket.name] = self._hidden.pop(ticket.name)
+            wanting = [one for one, keeps in wanted if 0 < keeps >= 2 * len(one.parked)]
+            wanting.sort(key=lambda one: rank(one.above or ZERO))
+            self._being_read, self._last_read = {one.name: one for one in wanting}, ZERO
+        # The first ticket began lowest: entries below it belong to none of those that are left.
+        if (first := next(iter(self._being_read.values()), None)) is None:
+            return None
+        self._last_read = max(self._last_read, first.above or ZERO, key=rank)
+        return self._last_read
 
     def was_read(self, found: Iterable[tuple[bytes, bytes]], last: bytes | None) -> None:
         """Take in all entries, (id, ticket), that Redis has under ``master`` from ``to_read`` up to ``last``; None: to
         the end."""
         by_ticket: dict[bytes, list[bytes]] = {}
         for entry_id, name in found:
-            if self._rereading.has(name):
+            if name in self._being_read:
                 by_ticket.setdefault(name, []).append(entry_id)
         for name, ids in by_ticket.items():
             self._add_read(self.tickets[name], ids)
         if last is not None:
-            self._rereading.go_on(last)
+            self._last_read = last
             return
-        for ticket in self._rereading.finish():
+        read_to_the_end, self._being_read = self._being_read, {}
+        for ticket in read_to_the_end.values():
             if ticket.standing is not OPEN:
                 continue  # it is read once more when it may move
             ticket.above, ticket.beyond = None, 0
-            self._rereading.end(ticket)
+            self._end_reading(ticket)
             self._finish(ticket)
 
     def _add_read(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
@@ -722,7 +757,7 @@ class Board:
         taken = unknown[:room]
         self._park(ticket, taken)
         if len(taken) < len(unknown):
-            self._rereading.leave(ticket)
+            self._leave(ticket)
         if taken:
             ticket.above, ticket.beyond = taken[-1], max(0, ticket.beyond - len(taken))
         self._finish(ticket)
@@ -736,12 +771,12 @@ class Board:
             keeps = self._limiter.worth_keeping(ticket)
             beyond = len(ticket.parked) - keeps
             if beyond > 0 and ticket.standing in (OPEN, Standing.WAITING):
-                self._rereading.leave(ticket)
+                self._leave(ticket)
                 ticket.above = ticket.parked[keeps - 1] if keeps else before(ticket.parked[0])
                 ticket.parked = deque(islice(ticket.parked, keeps))
                 self.parked -= beyond
                 ticket.beyond += beyond
-                self._rereading.add(ticket)
+                self._hidden[ticket.name] = ticket
 
     def takeable(self, now_s: float) -> int:
         """Count what another consumer could be given now: messages that wait for room, and tickets to be recalled."""
@@ -764,13 +799,15 @@ class Board:
             self._fair.weigh({**self._weights, **given})
         self._queue.retry(released)
         self.asked_back.changed()
-        self._rereading.wake()
+        self._hidden |= self._unwanted
+        self._unwanted.clear()
 
     def next_due_s(self) -> float | None:
         """Return when the next slowed or waiting ticket may go on, or tickets may be asked back; None: unless
         something happens, never."""
         held = map(self._limiter.tenant_due_s, self._fair.held) if self._fair is not None else ()
-        known = (self._limiter.next_due_s(), self.waits.next_due_s(), self.asked_back.next_due_s(), *held)
+        waiting_s = (self._waiting[0][0] - self._behind_ms) / 1000 if self._waiting else None
+        known = (self._limiter.next_due_s(), waiting_s, self.asked_back.next_due_s(), *held)
         return min((due_s for due_s in known if due_s is not None and due_s < math.inf), default=None)
 
     # ---- from other threads: what they see may be a moment old -------------------------------------------------------

@@ -1,5 +1,4 @@
-"""Tickets and consumers in memory; the tickets whose turn comes next, that wait for a time, or are to be read from
-Redis again. Pure.
+"""Tickets and consumers in memory, and the tickets whose turn comes next. Pure.
 
 A ticket is in memory only while something of it is in processing or parked:
 
@@ -19,11 +18,9 @@ HALTED          it waits for an operator: a dead letter (halt), or    redrive, d
 from __future__ import annotations
 
 import enum
-import heapq
-import itertools
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -287,95 +284,3 @@ class RunQueue:
             ticket.queued = False
             self.add(ticket)
         waiting.clear()
-
-
-class Waits:
-    """Timers of the tickets that were given back until a time (owner word ``waits@<ms>``), by Redis' own clock: its
-    distance to ours is learned with each record that is read."""
-
-    def __init__(self) -> None:
-        self._timers: list[tuple[int, int, BoardTicket]] = []  # a heap, by the time in ms
-        self._number = itertools.count().__next__
-        self._behind_ms = 0.0  # what to subtract from Redis' time for ours
-
-    def learn_time(self, redis_ms: int, now_s: float) -> None:
-        self._behind_ms = redis_ms - 1000 * now_s
-
-    def begin(self, ticket: BoardTicket, due_ms: int) -> None:
-        """Let a ticket wait until then. One whose wait has changed keeps its former timer, which does nothing."""
-        if ticket.standing is not Standing.WAITING or ticket.until != due_ms:
-            ticket.standing, ticket.until = Standing.WAITING, due_ms
-            heapq.heappush(self._timers, (due_ms, self._number(), ticket))
-
-    def take_due(self, now_s: float) -> list[BoardTicket]:
-        due: list[BoardTicket] = []
-        while self._timers and self._timers[0][0] <= self._behind_ms + 1000 * now_s:
-            due_ms, _, ticket = heapq.heappop(self._timers)
-            if ticket.standing is Standing.WAITING and ticket.until == due_ms:
-                due.append(ticket)
-        return due
-
-    def next_due_s(self) -> float | None:
-        return (self._timers[0][0] - self._behind_ms) / 1000 if self._timers else None
-
-
-class Rereading:
-    """The tickets that may move and of which Redis knows more than memory, and how far they have been read again.
-
-    One reading of the entries under ``master`` serves all of them that are worth it at its start, however many they
-    are.
-    """
-
-    def __init__(self) -> None:
-        self._hidden: dict[bytes, BoardTicket] = {}
-        self._paused: dict[bytes, BoardTicket] = {}
-        self._being_read: dict[bytes, BoardTicket] = {}  # those that the reading is for, the lowest first
-        self._scanned = ZERO  # how far the reading is: memory knows what these have up to here
-
-    def has(self, name: bytes) -> bool:
-        return name in self._being_read
-
-    def add(self, ticket: BoardTicket) -> None:
-        """Have a ticket read, from ``above`` on, by this reading or a later one."""
-        self._hidden[ticket.name] = ticket
-
-    def end(self, ticket: BoardTicket) -> None:
-        self._hidden.pop(ticket.name, None)
-        self._paused.pop(ticket.name, None)
-
-    def wake(self) -> None:
-        """Look again at those of which nothing was worth having: the rules have changed."""
-        self._hidden |= self._paused
-        self._paused.clear()
-
-    def leave(self, ticket: BoardTicket) -> None:
-        """Let the reading go on without the ticket, which keeps what was read of it."""
-        if ticket.name in self._being_read:
-            del self._being_read[ticket.name]
-            ticket.above = max(ticket.above or ZERO, self._scanned, key=rank)
-
-    def start(self, keeps_of: Callable[[BoardTicket], int]) -> bytes | None:
-        """Return the id above which to read on; begin a reading, of those of which little is left in memory, if there
-        is none. None: no ticket wants more. ``keeps_of``: how many messages of a ticket are worth having; 0: none,
-        until rules change."""
-        if not self._being_read:
-            open_ones = [(one, keeps_of(one)) for one in self._hidden.values() if one.standing is OPEN]
-            for ticket in [one for one, keeps in open_ones if not keeps]:
-                self._paused[ticket.name] = self._hidden.pop(ticket.name)
-            wanting = [one for one, keeps in open_ones if 0 < keeps >= 2 * len(one.parked)]
-            if not wanting:
-                return None
-            wanting.sort(key=lambda one: rank(one.above or ZERO))
-            self._being_read, self._scanned = {one.name: one for one in wanting}, ZERO
-        # The first ticket began lowest: entries below it belong to none of those that are left.
-        first = next(iter(self._being_read.values()))
-        self._scanned = max(self._scanned, first.above or ZERO, key=rank)
-        return self._scanned
-
-    def go_on(self, last: bytes) -> None:
-        self._scanned = last
-
-    def finish(self) -> list[BoardTicket]:
-        """End the reading, because there is nothing more. Return the tickets that it was for to its end."""
-        tickets, self._being_read = list(self._being_read.values()), {}
-        return tickets

@@ -332,7 +332,7 @@ BUGS = (
         mutant(
             "what waits is handed over at any time",
             CodeEdit(
-                "usher.master.policy.board.tickets:Waits.take_due", "<= self._behind_ms + 1000 * now_s", "< math.inf"
+                "usher.master.policy.board.board:Board._wake_due", "<= self._behind_ms + 1000 * now_s", "< math.inf"
             ),
         ),
         _OWN + "what_waits_is_handed_over_at_its_time",
