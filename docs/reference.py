@@ -133,7 +133,7 @@ def commands_page() -> str:
     for part, commands in PARTS.items():
         text += f"\n## {part}\n"
         for name, listed in commands.items():
-            text += "".join(_command(f"usher {name}", load_command(listed[0])))
+            text += "".join(_command(f"usher {name}", load_command(f"usher.{listed[0]}")))
     return text
 
 

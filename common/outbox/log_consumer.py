@@ -64,7 +64,6 @@ _RECALLED = 10_000
 #: Most uids in one question: a statement takes some ten thousand values.
 _ASKED_AT_ONCE = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_TOLD_EVERY_S = 60.0
 #: Redis stands still, and both sides hold the whole reply: a few entries show how large they are, and a read ends with
 #: about so many bytes.
 _ENOUGH_BYTES = 4 * 1024 * 1024
@@ -209,8 +208,7 @@ class StreamLog:
 
 class Record(NamedTuple):
     """An entry of the log. ``uid`` is that of its writer (a hash of it where it is longer than 256 characters, not
-    UTF-8, or has a NUL), else
-    the stream id; in a work stream it begins with the source. Missing fields are ""."""
+    UTF-8, or has a NUL), else the stream id; in a work stream it begins with the source. Missing fields are ""."""
 
     id: str
     uid: str
@@ -292,12 +290,12 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
         of it is stored.
 
         Trouble with Redis or the database is waited out, also a statement that was ended for taking too long
-        (PostgreSQL's statement_timeout); while it lasts it is logged once a minute.
+        (PostgreSQL's statement_timeout); while it lasts it is logged about once a minute.
 
         Raises LogLost, OutboxMisused for a state that is no JSON and for an ``async def``, and whatever ``handle``
         raises.
         """
-        failures, told_s = 0, 0.0
+        failures = 0
         with UntilSignal() as until:
             while not (until.came or stop()):
                 try:
@@ -305,8 +303,7 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
                     failures = 0
                 except (RedisTrouble, SqlTrouble) as trouble:
                     failures += 1
-                    if failures == 1 or time.monotonic() >= told_s + _TOLD_EVERY_S:
-                        told_s = time.monotonic()
+                    if failures % 60 == 1:  # a try a second
                         about: dict[str, Any] = {"name": self._name, "failures": failures, "problem": str(trouble)}
                         event("log_consumer_retrying", level=WARNING, **about)
                     time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, CHANCE)))
@@ -506,7 +503,8 @@ def stored_states(url: str, setting: str, stream: str) -> list[tuple[str, str, d
     with sql_trouble("reading the states"), engine.connect() as sql:
         rows = sql.execute(sa.text(queries(engine.dialect.name)["states"]), {"stream": stream}).all()
     engine.dispose()
-    for name, last_id, stored in rows:
+    for named, last_id, stored in rows:
+        name = named.decode() if isinstance(named, bytes) else named  # MySQL keeps bytes
         try:
             found.append((name, last_id, _decoded(stored)))
         except ValueError as odd:

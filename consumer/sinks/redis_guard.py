@@ -45,8 +45,9 @@ class Applied(NamedTuple):
 
 
 class RedisGuard:
-    """Fenced, exactly-once commands on one Redis (see the module). Threads may share it: each gets its own
-    connection."""
+    """Fenced, exactly-once commands on one Redis (see the module). Threads may share it: each gets its own connection.
+    ``name``: one per use, as for SQL sinks; ``keep_s``, ``keep_most``: for how long a ticket's uids are kept, and how
+    many."""
 
     def __init__(
         self, redis_url: str, name: str = "default", *, keep_s: float = _WEEK_S, keep_most: int = 10_000
@@ -64,8 +65,8 @@ class RedisGuard:
         self._mine = threading.local()
 
     def apply(self, message: Marked, *commands: Sequence[Arg], keys: Sequence[str] | None = None) -> Applied:
-        """Apply ``commands`` in one atomic step, unless the message's effect is there already. Raises as the module
-        says."""
+        """Apply ``commands`` in one atomic step, unless the message's effect is there already. ``keys``: those that
+        they touch, where a command's key is not its first word, or it has several. Raises as the module says."""
         words: list[Arg] = []
         for command in commands:
             if len(command) > _MOST_WORDS:

@@ -378,16 +378,8 @@ class _NotAgain:
             " already"
         )
 
+    def __enter__(self, *_: object) -> Any:
+        return self.__getattr__("")
+
     # Python looks these up on the class: ``with session:``, ``row in session`` and ``list(session)`` are uses too.
-
-    def __enter__(self) -> Any:
-        return self.__getattr__("__enter__")
-
-    def __exit__(self, *ended: object) -> None:
-        """Do nothing: it is never called, but ``with`` requires it."""
-
-    def __contains__(self, row: object) -> bool:
-        return bool(self.__getattr__("__contains__"))
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.__getattr__("__iter__"))
+    __contains__ = __iter__ = __exit__ = __enter__

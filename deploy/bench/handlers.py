@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import array
+import functools
 import os
+import struct
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -22,33 +24,26 @@ DUE_FIELD = "due_ns"
 #: first time.
 WARM = b"warm"
 
-_waits = array.array("q")
-_FLUSH = 64
-
 
 def noop(_message: Any) -> None:
     """Do nothing."""
 
 
 def timed(message: Any) -> None:
-    """Note the time from the message's due time to the start of its handler; every ``_FLUSH`` messages to the file of
-    this process."""
+    """Note the time from the message's due time to the start of its handler."""
     if message.ticket.startswith(WARM):
         return
     note_wait(int(message.fields[DUE_FIELD]))
 
 
 def note_wait(due_ns: int) -> None:
-    _waits.append(time.time_ns() - due_ns)
-    if len(_waits) >= _FLUSH:
-        _write()
+    os.write(_file(), struct.pack("q", time.time_ns() - due_ns))
 
 
-def _write() -> None:
-    global _waits
-    waits, _waits = _waits, array.array("q")
-    with (Path(os.environ[FOLDER_VARIABLE]) / str(os.getpid())).open("ab") as file:
-        waits.tofile(file)
+@functools.cache
+def _file() -> int:
+    path = Path(os.environ[FOLDER_VARIABLE]) / str(os.getpid())
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def read_waits(folder: Path, seen: Mapping[str, int] | None = None) -> list[int]:

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Column, Table
 
 from usher.common.base.durations import Number, option
 from usher.common.base.errors import GroupMissing, StartRefused, UsherError
-from usher.common.base.text import json_line
+from usher.common.base.text import escape_control, json_line
 from usher.common.cli.progress import progress
 from usher.common.cli.send import CsvSource, incidents, paced
 from usher.common.protocol.keys import Keys
@@ -42,6 +40,7 @@ from usher.deploy.demo.handlers import (
     judge,
 )
 from usher.deploy.local.up import LocalSettings, Supervision, plan
+from usher.master.cli.shared import console, table
 
 _HANDLER = "usher.deploy.demo.handlers:record"
 _MASTERS = 2
@@ -249,22 +248,19 @@ def _say(what: str) -> None:
 
 
 def _print_demo_verdict(verdict: DemoVerdict, killed: str) -> None:
-    console = Console()
-    counts = Table(Column(), Column(justify="right"), title="usher demo", show_header=False)
-    document = verdict.document()
-    for name in ("sent", "handled", "tickets", "lost", "duplicates", "order_violations", "overlaps", "dead_letters"):
-        counts.add_row(name.replace("_", " "), f"{document[name]:,}")
-    shares = Table("consumer", Column("handled", justify="right"), Column("tickets", justify="right"))
-    for share in verdict.consumers:
-        name = share["name"] + (" (killed once)" if share["name"] == killed else "")
-        shares.add_row(name, f"{share['handled']:,}", f"{share['tickets']:,}")
-    console.print(counts)
-    console.print(shares)
+    document, screen = verdict.document(), console()
+    names = ("sent", "handled", "tickets", "lost", "duplicates", "order_violations", "overlaps", "dead_letters")
+    counts = [(name.replace("_", " "), f"{document[name]:,}") for name in names]
+    shares = [
+        (share["name"] + " (killed once)" * (share["name"] == killed), f"{share['handled']:,}", f"{share['tickets']:,}")
+        for share in verdict.consumers
+    ]
+    screen.print(table("usher demo", ("", "number"), counts, ("number",)))
+    screen.print(table("", ("consumer", "handled", "tickets"), shares, ("handled", "tickets")))
     for example in verdict.examples:
-        console.print(f"  {example}", markup=False, highlight=False)
+        click.echo(f"  {escape_control(example)}")
     if verdict.unacknowledged or verdict.unexpected:
-        told = f"  {verdict.unacknowledged:,} never acknowledged, {verdict.unexpected:,} never sent but handled"
-        console.print(told, highlight=False)
+        click.echo(f"  {verdict.unacknowledged:,} never acknowledged, {verdict.unexpected:,} never sent but handled")
     speed = f"{verdict.handled:,} messages in {verdict.seconds:.1f} s ({verdict.messages_per_second:,.0f}/s)"
     repeats = (
         f"; {verdict.duplicates:,} executions were repeats after the kill, in order" if verdict.clean and killed else ""
@@ -274,8 +270,5 @@ def _print_demo_verdict(verdict: DemoVerdict, killed: str) -> None:
         if verdict.clean
         else "NOT CLEAN (run it again with --keep to look at logs and records)"
     )
-    console.print(
-        f"[bold {'green' if verdict.clean else 'red'}]Verdict: {said}[/]{repeats}. {speed}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    verdict_of = f"[bold {'green' if verdict.clean else 'red'}]Verdict: {said}[/]{repeats}. {speed}"
+    screen.print(verdict_of, soft_wrap=True)

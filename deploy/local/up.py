@@ -699,16 +699,8 @@ def _summary(made: Plan) -> str:
         ("consumers", " ".join(f"consumer-{index + 1}" for index in range(settings.consumers))),
         ("handler", settings.handler + built_in),
         ("logs", str(made.state_folder / "logs")),
-        ("try", _example(made)),
     ]
+    if not (settings.sources or settings.ticket_stream != "ticket_stream" or settings.ticket_field != "ticket_id"):
+        rows.append(("try", "usher send --ticket 42 text=hello"))
     lines = [f"  {name:<10} {text}" for name, text in rows]
     return "\n".join(["", "Usher is up.", *lines, "Ctrl-C drains and stops everything.", ""])
-
-
-def _example(made: Plan) -> str:
-    sources, stream = made.settings.sources, made.settings.work_stream
-    if sources is not None:
-        stream = next(iter((*sources.names, *sources.patterns))).replace("*", "1").replace("?", "1")
-    given = (("stream", stream, "ticket_stream"), ("field", made.settings.ticket_field, "ticket_id"))
-    flags = [f"--ticket-{name} {shlex.quote(value)}" for name, value, usual in given if value != usual]
-    return " ".join(["usher send", *flags, "--ticket 42 text=hello"])

@@ -103,7 +103,7 @@ _FAR_S = 1e7
 _MOST_LETTERS = 1_000
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Call:
     """A message given to the handler. ``outcome``: done, merged (another's run absorbed it), failed, retry_later or
     gave_up. ``at_s``: the kit's clock; ``retry_in_s``: how long the message waits then, None when it does not come
@@ -350,12 +350,9 @@ class Kit(AbstractContextManager["Kit"]):
     def _tell_wait(self, message: Message) -> None:
         with self._lanes.lock:
             queued, due_s, _ = self._lanes.look(message.ticket)
-        if due_s is None or message not in queued:
-            return
-        for at in reversed(range(len(self.calls))):
-            if self.calls[at].id == message.id:
-                self.calls[at] = dataclasses.replace(self.calls[at], retry_in_s=round(due_s - _FAR_S - self.now_s, 6))
-                return
+        if due_s is not None and message in queued:
+            call = next(call for call in reversed(self.calls) if call.id == message.id)
+            call.retry_in_s = round(due_s - _FAR_S - self.now_s, 6)
 
     def _due_s(self) -> float | None:
         due_s = self._lanes.next_due_s()

@@ -1,4 +1,4 @@
-"""The master, put together: the services that lead, that gather (``usher.master.sources.services``), and that face
+"""The master, put together: the services that lead, that gather (``usher.master.sources.gatherer``), and that face
 people and programs (``facing``)."""
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class MasterProgram:
         self._services = [*self.leading.services]
         self._gathering = None
         if settings.sources is not None:
-            from usher.master.sources.services import SourceServices
+            from usher.master.sources.gatherer import SourceServices
 
             self._gathering = SourceServices(settings, settings.sources, place.keys, redis_url, place.link)
             self._services += self._gathering.services

@@ -60,7 +60,7 @@ from usher.master.policy.states import BY_NAME
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.policy.trim import Cut, Refused, decide, young
 from usher.master.settings import OutboxUrl
-from usher.master.verbs.verbs import DELAYED, LETTERS, TICKETS, VERBS, Args, MovedDelayed, NewOrder, TicketAsk, Verb
+from usher.master.verbs.verbs import DELAYED, LETTERS, TICKETS, VERBS, MovedDelayed, NewOrder, TicketAsk, Verb
 from usher.master.verbs.view import View
 
 _TICKETS_SHOWN = 12
@@ -813,7 +813,8 @@ def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -
     """Lift rules. Exit code 1 when one of them does not exist."""
     with ui.configured(flags, "operator") as at:
         view = at.acting(ui.caller(why))
-        changes = {one: VERBS["rules lift"].perform(view, Args(), rule_id=one) for one in dict.fromkeys(ids)}
+        verb = VERBS["rules lift"]
+        changes = {one: verb.perform(view, verb.args(), rule_id=one) for one in dict.fromkeys(ids)}
     if as_json:
         ui.print_json({"lifted": {one: changed.document or None for one, changed in changes.items()}})
     else:

@@ -318,8 +318,8 @@ def place_command(
     @why_option(" and for explanations of what the tickets wait for" if word else "")
     @looks
     def act(flags: dict[str, Any], why: str, as_json: bool, **given: Any) -> None:
-        places = {name: given.pop(name) for name in verb.places}
-        by, args = caller(why), args_of(verb, why, given)
+        by, places = caller(why), {name: given.pop(name) for name in verb.places}
+        args = args_of(verb, why, given)
         with configured(flags, "operator") as at:
             code = perform(at.acting(by), verb.name, args, as_json, **places)
         sys.exit(code)

@@ -45,7 +45,7 @@ from usher.master.operations.action_log import FAILED, OperatorAction, StepResul
 from usher.master.operations.live_rules import RuleSetChange, TooManyRules
 from usher.master.operations.shelves import AT_ONCE, DROP, MOVE, SEND_NOW, DelayedRow, check_due, chosen_delayed
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
-from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target, rule_id
+from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target, alike, rule_id
 from usher.master.policy.states import LISTED
 from usher.master.policy.ticket_filter import TicketFilter, parse_states
 from usher.master.policy.ticket_orders import TicketOrder
@@ -547,7 +547,7 @@ class Verb:
     @property
     def form(self) -> str:
         """Return the path of the page's form; "" for none."""
-        if not self.route.startswith("POST"):
+        if not self.route:
             return ""
         return f"{self.shelf.path}/{self.word}" if self.shelf else f"/{self.name.replace(' ', '/')}"
 
@@ -1034,10 +1034,22 @@ def set_rule(view: View, args: NewRule) -> Outcome:
     return done._replace(status=201 if changed.outcome == "set" else 200)
 
 
-@verb("rules lift", "DELETE /rules/<rule_id>", Args, {200: RuleSetChange}, {404: "unknown_rule"})
-def lift(view: View, args: Args, rule_id: str) -> Outcome:
+class LiftedRule(Args):
+    """A rule that is lifted, or all that are alike but for their tickets."""
+
+    until: int | None = Field(None, strict=False, description="All that are alike, but those of later versions.")
+
+
+@verb("rules lift", "DELETE /rules/<rule_id>", LiftedRule, {200: RuleSetChange}, {404: "unknown_rule"})
+def lift(view: View, args: LiftedRule, rule_id: str) -> Outcome:
     """Lift a rule."""
-    return _changed(view.rules.lift(rule_id, view.by), "unknown_rule", "no such rule")
+    if args.until is None:
+        return _changed(view.rules.lift(rule_id, view.by), "unknown_rule", "no such rule")
+    some = next((some for some in alike(view.rules.read().rules) if rule_id in {one.id for one in some}), [])
+    done = [view.rules.lift(one.id, view.by, version=one.version) for one in some if one.version <= args.until]
+    told = counted("gone already" if one is None else one.outcome for one in done)
+    nothing = told if done else "These rules have changed since the page was made: look again"
+    return _changed(next(filter(None, done), None), "unknown_rule", nothing, says=told)
 
 
 @verb("resume", "", OfTarget)

@@ -530,22 +530,15 @@ def _add_events(api: Blueprint, desk: Desk) -> None:
 
 
 def _followed(desk: Desk, asked: str) -> Response:
-    position = _read_position()
-    if request.method == "HEAD":
-        return Response(content_type="text/event-stream")
-    return desk.feed.follow(caller(), asked.encode(), position, g.role.may(Role.OPERATOR)).response
-
-
-def _read_position() -> list[bytes] | None:
-    """Return the point where a broken subscription continues, from Last-Event-ID or the query's last_event_id. None:
-    from now on."""
+    """Answer with events from the point where a broken subscription continues, if it says one, else from now on."""
     given = request.headers.get("Last-Event-ID") or request.args.get("last_event_id")
-    if not given:
-        return None
     try:
-        return parse_position(given)
+        position = parse_position(given) if given else None
     except ValueError as wrong:
         raise unfit("last_event_id", wrong) from None
+    if request.method == "HEAD":
+        return Response(content_type="text/event-stream")
+    return desk.feed.follow(caller(), asked.encode(), position, sees_texts()).response
 
 
 def _admitted(health_hosts: HealthHosts) -> Registration:

@@ -30,8 +30,7 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
 from usher.master.settings import MasterSettings
 from usher.master.sources import gatherer as gatherer_module
-from usher.master.sources.gatherer import Gatherer
-from usher.master.sources.services import SourceServices
+from usher.master.sources.gatherer import Gatherer, SourceServices
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def running(
     given = MasterSettings(ticket_stream=streams, group="g", **({"leader_lease_seconds": 1.0} | settings))
     assert given.sources is not None
     trims = mock.patch("usher.master.operations.trimming.TRIM_S", trim_s)
-    with trims, mock.patch.multiple("usher.master.sources.services", DISCOVER_S=discover_s, BATCH=batch):
+    with trims, mock.patch.multiple("usher.master.sources.gatherer", DISCOVER_S=discover_s, BATCH=batch):
         made = SourceServices(
             given, given.sources, Keys(given.work_stream, "g"), url, lambda role: Link(url, f"master:{role}")
         )

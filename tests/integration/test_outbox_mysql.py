@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.outboxes import Hand, Outbox, entries, made_outbox, until
+from tests.outboxes import STREAM, Hand, Outbox, entries, made_outbox, until
 from usher.common.base.errors import SqlBusy, SqlTrouble
-from usher.common.outbox.log_consumer import LogConsumer
+from usher.common.outbox.log_consumer import LogConsumer, stored_states
 from usher.common.outbox.store import (
     LogRecord,
     OutboxMisused,
@@ -174,6 +174,7 @@ def test_what_the_database_rolls_back_within_a_batch_is_not_taken_for_done(
             consumer.step(handle)
     assert own.rows("SELECT n FROM effects") == [(1,)]
     assert consumer.state()[1] == {"runs": 1}
+    assert stored_states(own.url, "", STREAM)[0][::2] == ("one", {"runs": 1}), "a name is text, though MySQL has bytes"
 
 
 def test_a_savepoint_that_went_with_a_deadlock_is_an_error_that_passes(own: Outbox) -> None:

@@ -212,7 +212,7 @@ def test_rules_are_set_and_lifted(site: Site, world: World) -> None:
     answered = site.post("/rules/set", target="ticket", value="T", action="pause", why="asked", back="/tickets/T")
     assert answered.headers["Location"].startswith("/tickets/T?said=")
     ticket = site.get("/tickets/T").text
-    rule = re.search(r'action="/rules/lift".*?name="id" value="([0-9a-f]+)"', ticket, re.DOTALL)
+    rule = re.search(r'action="/rules/lift".*?name="rule_id" value="([0-9a-f]+)"', ticket, re.DOTALL)
     assert rule
     assert "Resume" in ticket
     assert (
@@ -222,7 +222,7 @@ def test_rules_are_set_and_lifted(site: Site, world: World) -> None:
     assert site.post("/rules/set", **limit).status_code == 303
     rules = site.get("/rules").text
     assert all(text in rules for text in ("asked", "T*", "2.5/s", "20 unfinished messages"))
-    assert site.post("/rules/lift", id=rule[1]).status_code == 303
+    assert site.post("/rules/lift", rule_id=rule[1]).status_code == 303
     assert "asked" not in site.get("/rules").text
     for target, action in (("ticket", "pause"), ("x", "pause"), ("everything", "slow")):
         assert site.post("/rules/set", target=target, action=action).status_code == 422
@@ -235,13 +235,13 @@ def test_a_reason_that_would_act_on_a_terminal_is_refused_before_anything_is_don
 ) -> None:
     letters = busy(world)
     site.post("/rules/set", target="ticket", value="T", action="pause")
-    rule = re.search(r'name="id" value="([0-9a-f]+)"', site.get("/rules").text)
+    rule = re.search(r'name="rule_id" value="([0-9a-f]+)"', site.get("/rules").text)
     assert rule
     before = site.get("/actions").text.count("<tr")
     for path, form in (
         ("/consumers/drain", {"name": "a"}),
         ("/consumers/resume", {"name": "a"}),
-        ("/rules/lift", {"id": rule[1]}),
+        ("/rules/lift", {"rule_id": rule[1]}),
         ("/tickets/order", {"ticket_id": "P", "order": "give_up"}),
         ("/dead-letters/drop", {"id": letters[0]}),
         ("/dead-letters/redrive", {"id": letters[0]}),

@@ -72,14 +72,14 @@ def test_tickets_of_a_filter_are_paused_after_a_preview_and_all_resumed_at_once(
     rules = site.get("/rules").text
     assert all(text in rules for text in ("3 tickets", "the shop is closed", "Resume all 3", '/tickets/P2"'))
     assert rules.count('action="/rules/lift"') == 1
-    asked = dict(re.findall(r'name="(id|until)" value="([0-9a-f]+)"', rules))
+    asked = dict(re.findall(r'name="(rule_id|until)" value="([0-9a-f]+)"', rules))
     site.post("/rules/set", target="ticket", value="P1", action="pause", why="the shop is closed")  # once more
     answered = site.post("/rules/lift", **asked)
     assert "lifted 2" in site.get(answered.headers["Location"]).text
     assert "ticket <bdi" in site.get("/rules").text, "what was set since is no part of it"
     assert "changed since the page was made" in site.get(site.post("/rules/lift", **asked).headers["Location"]).text
     assert site.post("/rules/lift").status_code == 422
-    assert site.post("/rules/lift", id=asked["id"], until="x").status_code == 422
+    assert site.post("/rules/lift", rule_id=asked["rule_id"], until="x").status_code == 422
 
 
 def test_a_thousand_rules_are_lifted_at_once_and_those_of_another_day_are_no_part_of_them(
@@ -98,7 +98,8 @@ def test_a_thousand_rules_are_lifted_at_once_and_those_of_another_day_are_no_par
     assert "Resume all 990" in rules
     asked = dict(
         re.findall(
-            r'name="(id|until)" value="([0-9a-f]+)"', rules.partition("Resume all 990...")[2].partition("</form>")[0]
+            r'name="(rule_id|until)" value="([0-9a-f]+)"',
+            rules.partition("Resume all 990...")[2].partition("</form>")[0],
         )
     )
     assert "lifted 990" in site.get(site.post("/rules/lift", **asked).headers["Location"]).text

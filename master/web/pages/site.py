@@ -58,7 +58,7 @@ from usher.master.operations.shelves import check_due
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
 from usher.master.policy.explain.explain import OK
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
-from usher.master.policy.rules import LONGEST_REASON, MOST_RULES, Rule, alike
+from usher.master.policy.rules import LONGEST_REASON, MOST_RULES, alike
 from usher.master.policy.states import BY_NAME, LISTED
 from usher.master.verbs.verbs import (
     DELAYED,
@@ -164,7 +164,7 @@ def render_page(body: str, page: str, **more: Any) -> str:
 
 
 def framed(body: str, page: str, **facts: Any) -> str:
-    listed = {name: label for pages in _NAV.values() for name, _, label in pages}
+    listed = {name: label for some in _NAV.values() for name, _, label, _ in some}
     return render_template("layout/base.html", body=body, page=page, **({"title": listed.get(page)} | facts))
 
 
@@ -574,40 +574,24 @@ def stop(job_id: str) -> AnyResponse:
     return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
 
 
-@pages.post("/rules/lift")
-@needs(Role.OPERATOR)
-def lift() -> AnyResponse:
-    by, chosen, until = acting_in(parts, read_why()).by, read_form_text("id", 64), request.form.get("until", "")
-    if until and not re.fullmatch("[0-9]{1,16}", until):
-        raise refused("the field until must be the version of a rule")
-    if until:  # all that are alike, but those that were set after the page was made
-        groups = alike(parts.rules.read().rules)
-        some: list[Rule] = next((some for some in groups if chosen in {one.id for one in some}), [])
-        lifted = [parts.rules.lift(one.id, by, version=one.version) for one in some if one.version <= int(until)]
-        told = counted("gone already" if one is None else one.outcome for one in lifted)
-        told = told if lifted else "These rules have changed since the page was made: look again"
-    else:
-        changed = parts.rules.lift(chosen, by)
-        told = "That rule is gone already" if changed is None else changed.told
-    return go(request.form.get("back", "/rules"), told)
-
-
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
     " form-action 'self'; frame-ancestors 'none'"
 )
+#: The pages by what they are for: name, address, label, and what of the snapshot is counted beside it.
 _NAV = {
-    "Now": (("overview", "/", "Overview"), ("charts", "/charts", "Charts")),
+    "Now": (("overview", "/", "Overview", "troubles"), ("charts", "/charts", "Charts", "")),
     "Work": (
-        ("tickets", "/tickets", "Tickets"),
-        ("finished", "/finished", "Finished"),
-        ("dead-letters", "/dead-letters", "Dead letters"),
-        ("delayed", "/delayed", "Delayed"),
+        ("tickets", "/tickets", "Tickets", "tickets"),
+        ("finished", "/finished", "Finished", ""),
+        ("dead-letters", "/dead-letters", "Dead letters", "dead_letters"),
+        ("delayed", "/delayed", "Delayed", "delayed"),
     ),
-    "Fleet": (("consumers", "/consumers", "Consumers"), ("streams", "/streams", "Streams")),
-    "Control": (("rules", "/rules", "Rules"), ("actions", "/actions", "Actions")),
-    "Trust": (("audit", "/audit", "Audit"), ("doctor", "/doctor", "Doctor")),
+    "Fleet": (("consumers", "/consumers", "Consumers", "living"), ("streams", "/streams", "Streams", "")),
+    "Control": (("rules", "/rules", "Rules", "rules"), ("actions", "/actions", "Actions", "")),
+    "Trust": (("audit", "/audit", "Audit", ""), ("doctor", "/doctor", "Doctor", "")),
 }
+_COUNTED = {key for some in _NAV.values() for *_, key in some}
 _LOGIN = "/login"
 
 
@@ -690,7 +674,7 @@ def _common() -> dict[str, Any]:
     seen = parts.overview.snapshot() if may_look else {}
     found = [alarm for alarm in seen.get("alarms", ()) if alarm["level"] != OK]
     number_of = len(found) + len(seen.get("groups", ()))
-    counts = _counts(seen, number_of)
+    counts = {key: number(count) for key, count in {**seen, "troubles": number_of}.items() if key in _COUNTED and count}
     is_ours, said = _SAID.loads_unsafe(request.args.get("said", ""))
     return {
         "role": role.value,
@@ -700,18 +684,12 @@ def _common() -> dict[str, Any]:
         "shown_names": parts.fields.names if role.may(Role.OPERATOR) else (),
         "signed_in": may_look and bool(csrf_token()) and doorman().asks,
         "signed_on": g.get("signed_on", ""),
-        "nav": [(group, [(*page, counts.get(page[0], "")) for page in pages]) for group, pages in _NAV.items()],
+        "nav": [(group, [(*page, counts.get(key, "")) for *page, key in some]) for group, some in _NAV.items()],
         "troubles": number_of,
         "pulse": seen,
         "now_ms": wall_ms(),
         "said": said if is_ours else "",
     }
-
-
-def _counts(seen: dict[str, Any], number_of: int) -> dict[str, str]:
-    names = {"dead-letters": "dead_letters", "rules": "rules", "tickets": "tickets", "delayed": "delayed"}
-    told = {name: seen.get(key) for name, key in {**names, "consumers": "living"}.items()} | {"overview": number_of}
-    return {name: number(count) for name, count in told.items() if count}
 
 
 def _problem_page(response: Response) -> Response:
