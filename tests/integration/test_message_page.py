@@ -113,8 +113,7 @@ def _told(site: Site, message_id: str, token: str = "", query: str = "") -> dict
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     answered = site.client.get(f"/api/messages/{message_id}{query}", headers=headers)
     assert answered.status_code == 200, answered.text
-    told = answered.get_json()
-    TypeAdapter(MessageShown).validate_python(told)
+    TypeAdapter(MessageShown).validate_python(told := answered.get_json())
     return dict(told)
 
 
