@@ -16,7 +16,6 @@ in every mode.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -311,10 +310,13 @@ class ClusterNode(_ToldServer):
         raise redis.ConnectionError(f"no node of the cluster has slot {self.slot}")
 
 
-@functools.lru_cache(10_000)  # in a cluster each stream has a URL of its own; forgetting costs little
+_SERVERS: dict[str, Server] = {}
+
+
 def server_of(url: str) -> Server:
-    """Return the server of a URL. Raises ValueError."""
-    return {SENTINEL: SentinelMaster, CLUSTER: ClusterNode}.get(mode(url), Server)(url)
+    """Return the one server of a URL. Raises ValueError."""
+    kinds = {SENTINEL: SentinelMaster, CLUSTER: ClusterNode}
+    return _SERVERS.get(url) or _SERVERS.setdefault(url, kinds.get(mode(url), Server)(url))
 
 
 def _options(name: str, timeout_s: float) -> dict[str, Any]:

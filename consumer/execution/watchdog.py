@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -74,8 +74,8 @@ def _told(frames: list[FrameType]) -> str:
 if TYPE_CHECKING:
     from usher.consumer.execution.async_pool import AsyncPool
 
-#: Messages that a line names; and losses of time that are remembered.
-_MOST_NAMED, _MOST_LOST = 20, 100
+#: Messages that a line names.
+_MOST_NAMED = 20
 #: A loop that does not turn for this long is kept from it.
 _TURNS_WITHIN_S = 0.2
 #: A turn that comes later than this was kept from coming.
@@ -109,7 +109,9 @@ class Watchdog(Service):
         self._silent_s = 0.0
         self._limit_us = int(1e6 * limit_s)
         self._due_us = math.inf
-        self._lost: deque[tuple[int, int]] = deque(maxlen=_MOST_LOST)  # when, and for how long nothing could run
+        # When, for how long, and up to which age of a run nothing could run.
+        self._lost: list[tuple[int, int, float]] = []
+        self._asleep_us = self._asleep()
         self._every_s = min(1.0, max(0.02, limit_s / 10)) if limit_s else 1.0
         self._ending = ending
 
@@ -144,14 +146,19 @@ class Watchdog(Service):
             event("handlers_stand_still", level=WARNING, for_s=for_s, running=running, way_out=way_out)
 
     def _watch_limit(self) -> None:
-        now = run_us()  # it goes on while the machine sleeps, which is no doing of a handler
+        now, asleep_us = run_us(), self._asleep()
+        slept_us, self._asleep_us = asleep_us - self._asleep_us, asleep_us
         silent_s = self.event_loop.silent_s() if self.event_loop is not None else 0.0
         lost_s = max((now - self._due_us) / 1e6, 0.0 if silent_s else self._silent_s)
         self._due_us, self._silent_s = now + 1e6 * self._every_s, silent_s
         runs = [left for left in self._ending.journal.running() if not left.is_apart]
         if lost_s > _LATE_S:
-            self._lost.append((now, int(1e6 * lost_s)))
-            named = [left.facts() for left in runs if self._gets_back(left, now)]
+            # None gets back more than as long again as a handler may run, since one of them may be what takes the time;
+            # but that the machine slept is no doing of a handler.
+            self._lost = [one for one in self._lost if any(left.start_us < one[0] for left in runs)]
+            has_slept = slept_us > 5e5 * lost_s
+            self._lost.append((now, *((slept_us, math.inf) if has_slept else (int(1e6 * lost_s), 2 * self._limit_us))))
+            named = [left.facts() for left in runs if self._given_back_us(left)]
             event("handlers_stood_still", level=WARNING, seconds=round(lost_s, 1), running=named[:_MOST_NAMED])
         hung = [left for left in runs if left.start_us + self._limit_us + self._given_back_us(left) < now]
         if hung and self.event_loop is not None and silent_s:
@@ -161,13 +168,13 @@ class Watchdog(Service):
         if hung:
             self._end(hung)
 
-    def _gets_back(self, left: Left, at_us: int) -> bool:
-        """Return whether a run's deadline moves by the time that was lost then: none moves further than as long again
-        as a handler may run, since one of them may be what takes the time."""
-        return left.start_us < at_us < left.start_us + 2 * self._limit_us
-
     def _given_back_us(self, left: Left) -> int:
-        return sum(lost_us for at_us, lost_us in self._lost if self._gets_back(left, at_us))
+        return sum(lost_us for at_us, lost_us, most in self._lost if left.start_us < at_us < left.start_us + most)
+
+    @staticmethod
+    def _asleep() -> int:
+        """Return what tells, by its growth, for how many microseconds the machine slept: one clock goes on then."""
+        return run_us() - int(1e6 * time.monotonic())
 
     def stacks(self) -> dict[bytes, str]:
         """Return where the handlers stand that run in this process, by message."""

@@ -150,7 +150,8 @@ class _Decorator(Generic[P]):
     def __call__(self, *args: Any, **options: Any) -> Any:
         if args and not callable(args[0]):
             raise TypeError("give the options of @handler by name: @handler(max_attempts=3)")
-        return self._make()(*args) if args else self._make(**options)
+        made = self._make(**options)
+        return made(*args) if args else made
 
 
 #: ``HandlerOptions``, whose parentheses may be left out.

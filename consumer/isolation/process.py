@@ -107,7 +107,7 @@ class CallResult:
         if raised is None:
             return cls(How.DONE, seconds=seconds, answer=answer)
         problem = readable(raised)
-        after_s = min(max(0.0, float(getattr(problem, "after_s", 0.0))), LONGEST_WAIT_S)
+        after_s = min(max(0.0, problem.after_s), LONGEST_WAIT_S) if isinstance(problem, RetryLater) else 0.0
         kinds = {RetryLater: How.LATER, Invalid: How.INVALID, GiveUp: How.GAVE_UP, BaseException: How.RAISED}
         how = next(how for kind, how in kinds.items() if isinstance(problem, kind))
         return cls(how, format_error(problem), type_name(problem), traced(problem), after_s, seconds)

@@ -158,8 +158,11 @@ def _shown_alive(settings: RunSettings) -> Iterator[None]:
     path = _life_of(NameLock(settings.state_folder, settings.consumer_name))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("ab") as file:
-        with contextlib.suppress(OSError):  # of a child that the last one left behind: who is killed is missed later
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for _ in range(20):  # a neighbour may look; a child that the last one left behind may stay
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(_LOOK_S / 10)
         yield
 
 

@@ -1160,17 +1160,18 @@ class BulkJob:
                 if result.word == NO_ROOM:
                     self.state = STOPPED
                 yield result
-            if self.state != RUNNING:
-                return
+                if self.state != RUNNING:
+                    return
 
-    def _results(self, items: Sequence[Any]) -> list[Any]:
-        """Do it to these. A command, whose answer is lost, asks the same again: what is gone then was done before."""
+    def _results(self, items: Sequence[Any]) -> Iterator[Any]:
+        """Do it to these. A command, whose answer is lost, asks again for what has none: what is gone then was done."""
         left = self.tries
         while True:
             try:
-                results = list(self.verb.run(self.view, items, self.args))
-                is_first = left == self.tries
-                return [one._replace(word="done") if one.word == "gone" and not is_first else one for one in results]
+                asked = [item for item in items if item.id not in self.touched]
+                for one in self.verb.run(self.view, asked, self.args):
+                    yield one._replace(word="done") if one.word == "gone" and left < self.tries else one
+                return
             except ReplyUnknown:
                 left -= 1
                 if not left:

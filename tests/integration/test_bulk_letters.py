@@ -14,14 +14,26 @@ from tests.doors import acting
 from tests.integration.factories import World
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import CommandRefused
-from usher.master.operations.action_log import ActionLog, By
+from usher.master.operations.action_log import ActionLog, By, StepResult
 from usher.master.operations.live_rules import LiveRules, RuleSetChange
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import Rule, alike
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
-from usher.master.verbs.verbs import DONE, LETTERS, STOPPED, TICKETS, Args, BulkJob, BulkJobs, DryRun, Shelf
+from usher.master.verbs.verbs import (
+    DELAYED,
+    DONE,
+    LETTERS,
+    STOPPED,
+    TICKETS,
+    VERBS,
+    Args,
+    BulkJob,
+    BulkJobs,
+    DryRun,
+    Shelf,
+)
 from usher.master.verbs.view import OrderResult
 
 REDRIVE, DROP = "redrive", "drop"
@@ -248,3 +260,26 @@ def test_a_rule_whose_reply_was_lost_is_there_once_and_the_others_are_set_too(wo
     assert tried == ["T1", "T2", "T2", "T3"]
     assert sorted(one.value for one in rules.read().rules) == ["T1", "T2", "T3"]
     assert (dict(job.outcomes), job.done) == ({"set": 2, "replaced": 1}, 3)
+
+
+def test_what_was_done_before_redis_failed_is_counted_and_a_stop_is_heeded_at_once() -> None:
+    there, calls = [f"{number}-0" for number in range(1, 1001)], list[int]()
+
+    def drop(ids: list[str]) -> Iterator[StepResult]:
+        for at, one in enumerate(ids):
+            if at == 600 and not calls:
+                calls.append(at)
+                raise CommandRefused("NOPERM")
+            there.remove(one)
+            yield StepResult(one.encode(), "dropped")
+
+    view: Any = SimpleNamespace(delayed=SimpleNamespace(drop=drop))
+    job = BulkJob(VERBS["delayed drop"], DELAYED, view, Args(), None, "", b"", 1000)
+    page = [SimpleNamespace(id=one.encode()) for one in there]
+    with pytest.raises(CommandRefused):
+        list(job.take(page))
+    assert job.outcomes == {"dropped": 600}
+    for number, _ in enumerate(job.take(page), 1):
+        if number == 10:
+            job.state = STOPPED
+    assert (job.outcomes, len(there)) == ({"dropped": 610}, 390)

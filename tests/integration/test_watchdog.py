@@ -116,8 +116,9 @@ def test_a_handler_that_raises_just_then_is_counted_once(stage: Stage, monkeypat
 
 
 def test_time_in_which_nothing_could_run_is_given_back_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, ended, journal = [100.0], list[bytes](), Journal(None, "", "c:1", 2)
-    monkeypatch.setattr("usher.consumer.execution.watchdog.run_us", lambda: int(1e6 * now_s[0]))
+    now_s, slept_s, ended, journal = [100.0], [0.0], list[bytes](), Journal(None, "", "c:1", 2)
+    monkeypatch.setattr("usher.consumer.execution.watchdog.run_us", lambda: int(1e6 * (now_s[0] + slept_s[0])))
+    monkeypatch.setattr("usher.consumer.execution.watchdog.time.monotonic", lambda: now_s[0])
     ending: Any = SimpleNamespace(journal=journal, end=lambda hung, *_: ended.extend(one.stream_id for one in hung))
     watchdog = Watchdog(ending, 10.0)
     for entry_id, began_s in ((b"1-0", 95.0), (b"2-0", 106.5)):
@@ -125,6 +126,9 @@ def test_time_in_which_nothing_could_run_is_given_back_and_no_other(monkeypatch:
     for now_s[0] in (100.0, 107.0, 107.9, 108.8, 109.7, 110.6, 110.95):  # due at 101: 6 s were lost
         watchdog.run_once()
         assert not ended
+    slept_s[0] = 3600.0  # the machine's, however long
+    watchdog.run_once()
+    assert not ended
     now_s[0] = 111.1
     watchdog.run_once()
     assert ended == [b"1-0"]

@@ -71,6 +71,7 @@ def test_parentheses_may_be_left_out() -> None:
 
     assert (handle([]), options_of(handle), batch_of(handle)) == (0, HandlerOptions(), BatchOptions(100, 0.01, 1))
     assert options_of(handler()(handle)) == HandlerOptions()
+    assert options_of(handler(handle, max_attempts=3)) == HandlerOptions(max_attempts=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="by name"):
         handler(3)  # type: ignore[call-overload]
 

@@ -181,12 +181,13 @@ class TestPriority:
             feed.send(b"calm")
         assert abs(feed.shares(50)[b"calm"] - 25) <= 2
 
-    def test_tenants_that_wait_for_nothing_are_forgotten(self) -> None:
-        feed = Feed(_board())
-        for number in range(5000):
+    def test_invented_tenants_share_what_is_beyond_two_thousand(self) -> None:
+        feed = Feed(_board({b"known": 1.0}))
+        for number in range(4000):
             feed.send(b"invented-%d" % number)
-            feed.run(1)
-        assert len(feed.board.tenants()) <= 2000
+        feed.send(b"known", b"mine")
+        assert len(feed.board.tenants()) == 2002  # and who has a weight
+        assert b"mine" in feed.run(2300)
 
 
 @settings(max_examples=30, deadline=None)
@@ -215,7 +216,7 @@ def test_whatever_comes_and_goes_all_is_done_in_order(seed: int, tenants: int, c
         queued = [*queue.waiting(), *feed.board.consumers["c:1"].waiting]
         assert len({id(ticket) for ticket in queued}) == len(queued)
         assert {one.name for one in queued} == {one.name for one in feed.board.tickets.values() if one.queued}
-        assert sum(one.waiting for one in queue._tenants.values()) == len([*queue.waiting()]) - len(queue._unassigned)  # type: ignore[attr-defined]
+        assert sum(one.waiting for one in queue._all()) == len([*queue.waiting()]) - len(queue._unassigned)  # type: ignore[attr-defined]
     assert done == sent
     assert (feed.board.parked, feed.board.in_flight, feed.board.tickets) == (0, 0, {})
 

@@ -208,6 +208,9 @@ class TestRefused:
         problem, text = _problem_of(result, True)
         assert isinstance(problem, Invalid)
         assert (text.error, result.told()) == ("Invalid: number: Field required",) * 2
+        odd = ValueError("x")
+        odd.after_s = "30s"  # type: ignore[attr-defined]
+        assert CallResult.of(odd).told() == "raises ValueError: x"
 
 
 class TestRouter:

@@ -22,8 +22,10 @@ from usher.master.policy.board.tickets import BoardTicket, RunQueue, Standing, T
 
 #: Seconds of waiting that one level of priority is worth.
 AGE_S = 10.0
-#: At so many tenants some that wait for nothing are forgotten: anybody may invent one.
-_MOST = 2000
+#: Most tenants that have turns of their own: those with a weight or a live rule, and the first others; tenants beyond
+#: these, which anybody may invent, share one queue, of the weight of so many.
+_MOST, _WEIGHT_OF_REST = 2000, 200.0
+_REST = b"(all other tenants)"
 #: Number of outdated places that do not matter.
 _OUTDATED = 64
 
@@ -57,7 +59,8 @@ class FairQueue(RunQueue):
         self.holds = holds
         self._weights = weights
         self._tenants: dict[bytes, _Tenant] = {}
-        self._most = _MOST  # tenants, before some are forgotten
+        self._rest = _Tenant(_REST, _WEIGHT_OF_REST)
+        self._is_full = False  # as was seen since the plan began
         self._turns: list[tuple[float, int, _Tenant]] = []  # a heap; a tenant may also be in it where it was before
         self._held: list[_Tenant] = []
         self._number = itertools.count().__next__
@@ -66,7 +69,7 @@ class FairQueue(RunQueue):
         self._urgent_came = False  # since a ticket found no consumer
 
     def begin(self, now_s: float) -> None:
-        self._now_s = now_s
+        self._now_s, self._is_full = now_s, False
         held, self._held = self._held, []
         for tenant in held:
             if self.holds(tenant.name):
@@ -88,7 +91,7 @@ class FairQueue(RunQueue):
     def tenants(self) -> dict[bytes, tuple[int, int, float, bool]]:
         """Return, for each tenant, how many of its messages were planned, how many of its tickets wait for their turns,
         its weight, and whether it is held. For people."""
-        return {one.name: (one.given, one.waiting, one.weight, one.is_held) for one in self._tenants.values()}
+        return {one.name: (one.given, one.waiting, one.weight, one.is_held) for one in self._all()}
 
     def is_behind_urgent(self, ticket: BoardTicket) -> bool:
         """Return whether a more urgent ticket of its tenant has its turn before this one. For people: it looks at all
@@ -113,6 +116,9 @@ class FairQueue(RunQueue):
         while self.has_runnable and (tenant := self._next_tenant()) is not None:
             self._last = tenant.due
             ticket = self._leave(tenant)
+            if tenant is self._rest and self.holds(ticket.tenant):
+                self._line_up(ticket)  # under a rule it waits by itself
+                continue
             ticket.queued = False
             if ticket.standing is Standing.OPEN and ticket.parked:
                 return ticket
@@ -125,7 +131,8 @@ class FairQueue(RunQueue):
     def spend(self, ticket: BoardTicket, messages: int) -> None:
         """Note that so many messages of the ticket were planned; with less than 0, that they were not handed over
         after all."""
-        marks, tenant = ticket.marks, self._of(ticket.tenant)
+        marks = ticket.marks
+        tenant = self._rest if marks is not None and marks.line is self._rest else self._of(ticket.tenant)
         tenant.due = max(0.0, tenant.due + messages / tenant.weight)
         tenant.given += messages
         if messages > 0 and marks is not None:
@@ -147,7 +154,7 @@ class FairQueue(RunQueue):
 
     def waiting(self) -> Iterator[BoardTicket]:
         yield from super().waiting()
-        for tenant in self._tenants.values():
+        for tenant in self._all():
             yield from (place[-1] for place in list(tenant.places) if _is_valid(place))
 
     # ---- places ------------------------------------------------------------------------------------------------------
@@ -181,16 +188,24 @@ class FairQueue(RunQueue):
 
     # ---- tenants -----------------------------------------------------------------------------------------------------
 
+    def _all(self) -> list[_Tenant]:
+        return [*self._tenants.values(), *([self._rest] if self._rest.given or self._rest.waiting else [])]
+
     def _of(self, name: bytes) -> _Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
-            if len(self._tenants) >= self._most:
-                idle = sorted((one for one in self._tenants.values() if not one.waiting), key=lambda one: one.due)
-                for one in idle[: (len(idle) + 1) // 2]:  # who owes least
-                    del self._tenants[one.name]
-                self._most = max(_MOST, 2 * len(self._tenants))
+            if len(self._tenants) >= _MOST and not self._is_full:
+                self._forget()
+            if self._is_full and name not in self._weights and not self.holds(name):
+                return self._rest
             tenant = self._tenants[name] = _Tenant(name, self._weights.get(name, 1.0))
         return tenant
+
+    def _forget(self) -> None:
+        idle = [one for one in self._tenants.values() if not one.waiting and one.due <= self._last]
+        for one in sorted(idle, key=lambda one: one.given)[: (len(idle) + 1) // 2]:
+            del self._tenants[one.name]
+        self._is_full = len(self._tenants) >= _MOST
 
     def _enter(self, tenant: _Tenant) -> None:
         """Let a tenant of which nothing waited take part: it has saved nothing up."""
