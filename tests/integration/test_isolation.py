@@ -23,7 +23,9 @@ from usher.common.runtime import memory
 from usher.consumer.isolation.process import HandlerProcess, How, Piece, ProcessSpec, Template
 
 _HANDLERS = """
+import gc
 import os
+from multiprocessing.connection import Connection
 import signal
 import time
 from pathlib import Path
@@ -33,6 +35,14 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # for a sigwait() of
 
 def leaves(message):
     os._exit(5)
+
+class Forged:
+    def __reduce__(self):
+        return os.mkdir, ("forged",)
+
+def forges(message):
+    [asker] = [one for one in gc.get_objects() if isinstance(one, Connection)]
+    asker.send(Forged())
 
 def execs(message):
     os.execvp("sleep", ["sleep", "20"])
@@ -52,7 +62,8 @@ def hangs(message):
 def writes(message):
     for number in range(40):
         time.sleep(0.05)
-        Path("effect").write_text(str(number))
+        Path("next").write_text(str(number))
+        Path("next").rename("effect")
 """
 
 
@@ -192,7 +203,12 @@ def test_one_that_we_may_not_end_ends_itself(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("handler", "told"), [("leaves", "with exit code 5"), ("execs", "by closing what connects us with it")]
+    ("handler", "told"),
+    [
+        ("leaves", "with exit code 5"),
+        ("execs", "by closing what connects us with it"),
+        ("forges", "by closing what connects us with it"),
+    ],
 )
 def test_an_end_is_seen_at_once_whatever_the_handler_did_to_signals_and_descriptors(handler: str, told: str) -> None:
     with HandlerProcess(ProcessSpec(f"kept:{handler}", "s", False), lambda: None) as process:
@@ -200,6 +216,7 @@ def test_an_end_is_seen_at_once_whatever_the_handler_did_to_signals_and_descript
         began_s = time.monotonic()
         result = process.run(piece())
         assert (result.how, result.error) == (How.DIED, told)
+        assert not Path("forged").exists()
         assert time.monotonic() - began_s < 5
 
 
