@@ -497,13 +497,14 @@ class Shelf:
         args: type[Args] | None = None,
         will: str = "",
         did: str = "",
+        keeps_order: bool = False,
     ) -> Callable[[_Run], _Run]:
         """Decorate a function ``(view, items, args)`` so that it is a verb of this shelf (see ``Verb``)."""
 
         def add(run: _Run) -> _Run:
             route = f"POST {self.path}/{word}" if self.answer else ""
             noted_as, name = word if noted is None else noted, f"{self.command} {word}"
-            said = (label, noted_as, self, is_harmful, will, did)
+            said = (label, noted_as, self, is_harmful, will, did, keeps_order)
             made = Verb(name, run, args or self.args, route, {200: self.answer}, {}, *said)
             self.verbs[word] = VERBS[name] = made
             return run
@@ -529,7 +530,7 @@ class Verb:
     """``name``: its command; ``route``: method and path below ``/api``, "" for none; ``answers`` and ``problems``
     (beyond those of every route): what it answers there. ``noted``: what the action log calls it, "" where its step
     writes its line itself. ``is_harmful``: its button is red. ``will`` and ``did``: what happens to the items, for
-    people."""
+    people. ``keeps_order``: it is done to all of a page in one step, in their order."""
 
     name: str
     run: Callable[..., Any]
@@ -543,6 +544,7 @@ class Verb:
     is_harmful: bool = False
     will: str = ""
     did: str = ""
+    keeps_order: bool = False
 
     @property
     def form(self) -> str:
@@ -809,7 +811,7 @@ DELAYED = Shelf(
     },
     good=frozenset(("moved", "dropped", "done")),
     grouped="ticket",
-    at_once=1_000_000,  # all of them, which keeps their order
+    at_once=200,
     meant=lambda ask, sees_texts: ask.ticket,
     until=lambda view: view.delayed.last_id(),
     pages=_delayed_pages,
@@ -819,13 +821,15 @@ DELAYED = Shelf(
 )
 
 
-@DELAYED.verb("send", "Send now", SEND_NOW, is_harmful=False, will="sent now", did="to be sent now")
+@DELAYED.verb("send", "Send now", SEND_NOW, is_harmful=False, will="sent now", did="to be sent now", keeps_order=True)
 def send_now(view: View, items: Sequence[Any], args: Args) -> Iterator[Any]:
     """Send delayed messages now: the leading master adds them to their stream at once, in the order of their times."""
     return view.delayed.move([item.id.decode() for item in items], None)
 
 
-@DELAYED.verb("move", "Move", MOVE, is_harmful=False, args=MovedDelayed, will="due at", did="moved to {when}")
+@DELAYED.verb(
+    *("move", "Move", MOVE), is_harmful=False, args=MovedDelayed, will="due at", did="moved to {when}", keeps_order=True
+)
 def move(view: View, items: Sequence[Any], args: MovedDelayed) -> Iterator[Any]:
     """Move delayed messages to another time, at most ten years ahead: they come into their stream then, and not
     before."""
@@ -1150,8 +1154,9 @@ class BulkJob:
     def take(self, page: Sequence[Any]) -> Iterator[Any]:
         """Do it to the items of a page, in batches, until it is stopped, and yield what came of each."""
         items = [item for item in {item.id: item for item in page}.values() if item.id not in self.touched]
-        for at in range(0, len(items), self.shelf.at_once):
-            for result in self._results(items[at : at + self.shelf.at_once]):
+        at_once = max(1, len(items)) if self.verb.keeps_order else self.shelf.at_once
+        for at in range(0, len(items), at_once):
+            for result in self._results(items[at : at + at_once]):
                 self.touched[result.id] = None
                 self.outcomes[result.word] += 1
                 if result.word not in self.shelf.good and len(self.failures) < _NAMED:
@@ -1160,8 +1165,8 @@ class BulkJob:
                 if result.word == NO_ROOM:
                     self.state = STOPPED
                 yield result
-                if self.state != RUNNING:
-                    return
+            if self.state != RUNNING:
+                return
 
     def _results(self, items: Sequence[Any]) -> Iterator[Any]:
         """Do it to these. A command, whose answer is lost, asks again for what has none: what is gone then was done."""

@@ -262,13 +262,12 @@ def test_a_rule_whose_reply_was_lost_is_there_once_and_the_others_are_set_too(wo
     assert (dict(job.outcomes), job.done) == ({"set": 2, "replaced": 1}, 3)
 
 
-def test_what_was_done_before_redis_failed_is_counted_and_a_stop_is_heeded_at_once() -> None:
-    there, calls = [f"{number}-0" for number in range(1, 1001)], list[int]()
+def test_what_was_done_before_redis_failed_is_counted_and_a_stop_is_heeded_behind_a_step() -> None:
+    there, fails = [f"{number}-0" for number in range(1, 1001)], [True]
 
     def drop(ids: list[str]) -> Iterator[StepResult]:
-        for at, one in enumerate(ids):
-            if at == 600 and not calls:
-                calls.append(at)
+        for one in ids:
+            if one == "651-0" and fails.pop():
                 raise CommandRefused("NOPERM")
             there.remove(one)
             yield StepResult(one.encode(), "dropped")
@@ -278,8 +277,8 @@ def test_what_was_done_before_redis_failed_is_counted_and_a_stop_is_heeded_at_on
     page = [SimpleNamespace(id=one.encode()) for one in there]
     with pytest.raises(CommandRefused):
         list(job.take(page))
-    assert job.outcomes == {"dropped": 600}
-    for number, _ in enumerate(job.take(page), 1):
-        if number == 10:
-            job.state = STOPPED
-    assert (job.outcomes, len(there)) == ({"dropped": 610}, 390)
+    assert job.outcomes == {"dropped": 650}
+    fails.append(False)
+    for _ in job.take(page):
+        job.state = STOPPED
+    assert (job.outcomes, len(there)) == ({"dropped": 850}, 150)
