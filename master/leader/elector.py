@@ -165,7 +165,7 @@ class Elector(Service):
         self._lease_ms = lease_ms
         changed = (keys.changed,) if isinstance(keys, Keys) else ()
         self._of_lead = (keys.leader, keys.counters, *changed)
-        self._look_s = _LOOK_S if changed else _AGAIN_S
+        self._hears = bool(changed)
         self._works = works
         self._for_others = for_others  # steps that are loaded for users that may not send scripts
         self._not_loaded = ""  # why they could not be, as it was logged
@@ -178,6 +178,11 @@ class Elector(Service):
         self.folder: Path | None = None  # for the locks by which leaders of this machine show that they live
         self._life: IO[bytes] | None = None
         self._dead: str | None = None  # the holder that does not
+        self._is_told = True  # somebody says that who leads has changed
+
+    def wake(self) -> None:
+        self._is_told = True
+        super().wake()
 
     def run_once(self) -> float:
         self._load_for_others()
@@ -196,8 +201,14 @@ class Elector(Service):
     def _lead_or_stand_by(self) -> float:
         epoch, doubted, _, _ = self._lead._known
         if epoch is None or doubted:
-            early_s = self._next_election_s - now_s()
-            return early_s if early_s > 0 else self._elect(succeed=str(epoch) if doubted else "")
+            # Who hears of each new leader asks no more than when the lease of the known one ends.
+            is_known = self._hears and self._told_of and not (self._is_told or doubted)
+            if is_known and 0 < (left_ms := self._link.call("PTTL", self._keys.leader)) <= 1000 * LONGEST_LEASE_S:
+                return min(_LOOK_S, (left_ms + 1) / 1000)
+            if (early_s := self._next_election_s - now_s()) > 0:
+                return early_s
+            self._is_told = False
+            return self._elect(succeed=str(epoch) if doubted else "")
         if self._works():
             until_s = now_s() + self._lease_ms / 1000
             # As long as our lease runs by our clock, the key is ours. When it is over, another may have it, and what
@@ -260,7 +271,9 @@ class Elector(Service):
             is_too_long = reply[2] > 1000 * LONGEST_LEASE_S
             if not is_too_long and holder not in (self._holder, self._dead):
                 self._stand_by(holder)
-                return min(self._look_s, _AGAIN_S if reply[2] == -1 else (reply[2] + 1) / 1000)  # -1: it has no end
+                return min(
+                    _LOOK_S if self._hears else _AGAIN_S, _AGAIN_S if reply[2] == -1 else (reply[2] + 1) / 1000
+                )  # -1: it has no end
             if is_too_long:
                 why = "it lasts too long: the clock of Redis was set back"
                 event("leadership_lease_too_long", level=WARNING, epoch=held, why=why)
