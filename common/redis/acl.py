@@ -172,7 +172,7 @@ _OF_GROUP = _words("stream taken tickets attempts runs dead changed letters cons
 _OF_LOG = _words("delayed behind leader counters checkpoints")
 _MASTER = _words(
     "begin reject note_cut take_back sweep save_position recount_letters count_letters "
-    "drain deregister elect "
+    "drain deregister forget_attempts elect "
     "next_generation register redrive read_letters trim change_rules "
     "order find_entries send read_fields "
     "due_delayed send_delayed move_delayed read_delayed"

@@ -7,7 +7,6 @@ Every method raises Fenced when the leader key no longer holds our epoch, and wh
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +25,6 @@ from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range
 from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
 from usher.common.redis.client import Arg, CommandRefused, Link, checked
 from usher.common.redis.replies import (
-    TicketStream,
     group_of,
     pack_entry,
     pack_part,
@@ -62,8 +60,6 @@ _TRIES = 5
 #: Entries whose bodies are looked for at a time.
 _BODIES = 100
 _NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
-#: Field of the attempts and errors that are noted of a message: its id, behind a letter or not.
-_NOTED = re.compile(rb"[th]?(\d+-\d+)")
 
 
 class LossBook:
@@ -619,20 +615,12 @@ class LeaderScripts:
 
     def forget_attempts(self, noted: str, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
         """Forget the attempts, or the errors, of messages that are over, one page of the hash ``noted`` from
-        ``cursor``: those that are pending for nobody, but not what the group is still to be given: after it was lost a
-        message comes a second time. Return the next cursor and the fields that were deleted. Raises GroupMissing.
-
-        No script: a message that is over begins again by a redrive, which forgets its attempts itself."""
-        self.check()
-        following, page = self._link.call("HSCAN", noted, cursor, "COUNT", count)
-        ids = {field: found[1] for field in page[::2] if (found := _NOTED.fullmatch(field))}
-        owners = self.owners_of(list(ids.values()))
-        given = rank(TicketStream(self._link, self._keys).last_delivered()) if page else 0
-        stay = {one for one, owner in owners.items() if owner}
-        stay |= self.in_stream([one for one in owners if one not in stay and rank(one) > given])
-        if gone := [field for field in page[::2] if ids.get(field) not in stay]:
-            self._link.call("HDEL", noted, *gone)
-        return following, gone
+        ``cursor``. Return the next cursor and the fields that were deleted. Raises GroupMissing."""
+        keys = self._keys
+        _, following, gone = self._run(
+            "forget_attempts", (keys.stream, keys.leader, noted, keys.taken), (cursor, count)
+        )
+        return following, list(gone)
 
     def recount_letters(self, place: bytes, count: int) -> bytes:
         """Mend the index of the dead letters from ``place``, b"" at first, as far as it is wrong; return where to go

@@ -45,7 +45,7 @@ if is_there then
   local reason = fields and ARGV[5] or 'body_gone'
   -- Processes come and go: the first failure was that of a start before ours. (An outage may have begun before it.)
   local since = string.match(noted(''), '"alike":0,"since_ms":([1-9]%d*)}$')
-  local first = since and math.min(since, ARGV[8]) or ARGV[8]
+  local first = since and (ARGV[8] == '0' and since or math.min(since, ARGV[8])) or ARGV[8]
   bury(KEYS[4], id, ticket, reason, ARGV[6], ARGV[7], me, first, ARGV[9], fields or nil, more)
   if policy == 'halt' then
     redis.call('XCLAIM', stream, group, 'halted', '0', id, 'FORCE', 'JUSTID')
