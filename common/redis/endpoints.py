@@ -173,7 +173,7 @@ class _ToldServer(Server):
 
     def ask(self, at: int, wait_s: float = _ASK_TIMEOUT_S) -> _Told:
         """Ask a host. Raises redis.RedisError."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define ask")
 
     def connection(self, name: str, timeout_s: float, at: Place | None = None) -> Any:
         host, port = at or self._located(min(timeout_s, _ASK_TIMEOUT_S))

@@ -121,7 +121,7 @@ class TortureError(Exception):
 
 @dataclass(frozen=True)
 class TortureRequest:
-    """What to test: a handler, the function that reads its effect, and one to call once before, each as
+    """Request for a test: a handler, the function that reads its effect, and one to call once before, each as
     ``module:function``. ``fields``: of the messages, beside ``n`` and ``amount``; ``stops``: most places of a fault per
     scenario; ``handler_s``: longest that one call may take."""
 

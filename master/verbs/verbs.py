@@ -394,7 +394,7 @@ _Run = TypeVar("_Run", bound=Callable[..., Any])
 
 
 class Given(BaseModel):
-    """What somebody gives. An unknown field is refused: a misspelt one would be left out in silence."""
+    """Input of somebody. An unknown field is refused: a misspelt one would be left out in silence."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 

@@ -482,7 +482,7 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
 
     @look("/tickets/<rest:ticket_id>", verbs.TicketRow, problems=TICKET_PROBLEMS)
     def ticket(ticket_id: str) -> Any:
-        """One ticket in processing."""
+        """Show one ticket in processing."""
         found = desk.ticket(read_ticket_id())
         if found is None:
             raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
@@ -626,7 +626,7 @@ def operator_routes(parts: Parts) -> Blueprint:
 
     @look("/consumers/<name>/process", verbs.Consumers, problems={404: "unknown_consumer"})
     def consumer(name: str) -> Any:
-        """One consumer: where it runs, and what it runs at this moment, as it says itself."""
+        """Show one consumer: where it runs, and what it runs at this moment, as it says itself."""
         return {"consumers": consumer_shown(parts, parts.status.consumers(), name)}
 
     for word in ("interrupt", "clear"):
@@ -649,7 +649,7 @@ def _add_shelves(api: Blueprint, parts: Parts) -> None:
 
     @look("/dead-letters/<stream_id:letter_id>", verbs.LetterRow, problems={404: "unknown_dead_letter"})
     def show_letter(letter_id: str) -> Any:
-        """One dead letter; for operators with the text of its error, traceback and fields."""
+        """Show one dead letter; for operators with the text of its error, traceback and fields."""
         found = parts.letters.get(letter_id.encode())
         if found is None:
             raise Problem(404, "unknown_dead_letter", "no dead letter has that id")
@@ -675,7 +675,7 @@ def _add_shelves(api: Blueprint, parts: Parts) -> None:
 
     @look("/messages/<stream_id:message_id>", verbs.MessageShown, _Behind, problems={404: "unknown_message"})
     def show(asked: _Behind, message_id: str) -> Any:
-        """What is known of a message: where it is, its executions, error and dead letter; for operators what it
+        """Tell what is known of a message: where it is, its executions, error and dead letter; for operators what it
         says."""
         facts = message_facts(parts, message_id, asked.cursor)
         runs = [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in facts["executions"]]
