@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.redis.client import CommandRefused
-from usher.master.audit.findings import CHECKS, LOOKED_AT, Example, text
+from usher.master.audit.findings import CHECKS, LOOKED_AT, AuditFinding, Example, text
 from usher.master.audit.settings import LOCAL, AuditChoices, where
 
 _NUMBERED = ", ".join(f"try_cast(split_part(id, '-', {part}) AS BIGINT)" for part in (1, 2))
@@ -78,7 +78,7 @@ _SMALL = {
 _LARGE = {"spark.sql.shuffle.partitions": "32"}
 _FLAGS = {True: ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"), False: ("-XX:+UseParallelGC",)}
 #: What adds folders to the class path.
-_OF_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
+_OF_CLASSES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
 #: What Spark does that Java forbids, as its launcher has it (JavaModuleOptions); to check its classes takes a second.
 _OPENED = (
     "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util java.util.concurrent"
@@ -90,7 +90,6 @@ _ALLOWED = (
     *("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"),
     *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED.split()),
 )
-Found = dict[tuple[str, str], tuple[int, list[Example]]]
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -167,14 +166,17 @@ class Engine:
         for name in names:
             (self.view if name == "timed" else self.keep)(name, text(f"tables/{name}"))
 
-    def found(self, names: Iterable[str]) -> Found:
-        """Return what these checks find: (check, stream) -> how many, and the first of them."""
+    def found(self, names: Iterable[str]) -> list[AuditFinding]:
+        """Return what these checks find, with the first examples of each."""
         checks = "\nUNION ALL ".join(_CHECK.format(name=name, select=CHECKS[name].select) for name in names)
-        found: Found = {}
-        for check, *about, detail, total in self.rows(_FOUND.format(checks=checks)):
-            example = Example._make((*about, _MOMENT.sub(_at_utc, detail)))
-            found.setdefault((check, example.stream), (total, []))[1].append(example)
-        return found
+        rows = (
+            (name, Example._make((*about, _MOMENT.sub(_at_utc, detail))), count)
+            for name, *about, detail, count in self.rows(_FOUND.format(checks=checks))
+        )
+        return [
+            AuditFinding(CHECKS[name], stream, count, tuple(example for _, example, _ in some))
+            for (name, stream, count), some in itertools.groupby(rows, lambda row: (row[0], row[1].stream, row[2]))
+        ]
 
 
 def _at_utc(found: re.Match[str]) -> str:
@@ -425,15 +427,9 @@ def _java(
     home = environ.setdefault("SPARK_HOME", str(pyspark.__path__[0]))
     # Without the library of machine learning: each session begins by making its functions, with Scala's reflection.
     jars = [str(one) for one in sorted(Path(home, "jars").glob("*.jar")) if not one.name.startswith("spark-mllib")]
-    conf, *others = (environ.get(one, "") for one in _OF_CLASSES)
-    places = [conf or f"{home}/conf", *jars, *filter(None, others)]
+    others = filter(None, map(environ.get, _OF_CLASSES))
+    places = [environ.get("SPARK_CONF_DIR") or f"{home}/conf", *jars, *others]
     flags = [f"-Djava.io.tmpdir={spill}", f"-Duser.home={folder}", f"-Xmx{settings.memory_mib}m", *_FLAGS[small]]
-    # A third of its work is to read classes: Java keeps them, beside its own; not where a folder is in their path.
-    if small and program.exists() and environ.keys().isdisjoint(_OF_CLASSES):
-        own = folder / f"java-{program.stat().st_mtime_ns}.jsa"
-        if not own.exists():
-            subprocess.run([program, "-Xshare:dump", f"-XX:SharedArchiveFile={own}"], capture_output=True)
-        flags += ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={own}:{folder / 'classes.jsa'}"]
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         environ.setdefault(name, sys.executable)
     if master.startswith("local"):
@@ -455,8 +451,6 @@ def _java(
                 time.sleep(0.02)
             port, length = struct.unpack(">ii", told.read_bytes()[:8])
             yield {GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()}
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=120)  # the first one writes its classes
         finally:
             process.kill()
 

@@ -18,7 +18,6 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     Filter,
     InputPartition,
@@ -162,7 +161,7 @@ class _StreamReader(DataSourceStreamReader):
         return self.of.read(partition)
 
 
-class _Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+class _Writer(DataSourceArrowWriter):
     """Send rows as messages, each task in the order of its rows; what was sent is sent, whatever comes of the job."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -208,9 +207,6 @@ def _source(named: str, arrow: pa.Schema, reads: type[_Reader]) -> type[DataSour
             if named != "redis_stream" or overwrite or not {"ticket", "fields"} <= set(schema.names):
                 raise ValueError("only redis_stream is written to, with mode append and the columns ticket and fields")
             return _Writer(self.options)
-
-        def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-            return self.writer(schema, False)
 
     return Source
 
