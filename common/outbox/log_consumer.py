@@ -54,7 +54,7 @@ from usher.common.redis.replies import Entry, span_of
 from usher.common.router.router import StreamRouter
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.signals import UntilSignal
-from usher.common.sql.alchemy import sa
+from usher.common.sql.alchemy import driver_of, sa
 
 __all__ = ["LogConsumer", "LogLost", "Record"]
 
@@ -382,7 +382,7 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
         handled = [_record(entry).uid for entry in itertools.islice(self._log.back_from(place, self._batch), _RECALLED)]
         with sql_trouble("resetting"), self._engine.begin() as sql:
             sql.execute(self._sql["hold"], self._me)
-            check_transactional(sql)
+            check_transactional(driver_of(sql))
             sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": ZERO.decode()})
             at = self._read(sql)
             meanwhile = self._advance(sql, at, place, 0) if at else None
@@ -476,7 +476,7 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
     def _noted_as_it_is(self) -> _Checkpoint | None:
         with sql_trouble("reading the checkpoint"), self._engine.begin() as sql:
             sql.execute(self._sql["hold"], self._me)
-            check_transactional(sql)
+            check_transactional(driver_of(sql))
             at = self._read(sql)
             if at is not None:
                 self._note(at, replace=True)

@@ -134,13 +134,13 @@ def _any_bytes(connection: Any, _record: object) -> None:
     connection.text_factory = lambda value: value.decode("utf-8", "surrogateescape")
 
 
-def check_transactional(connection: sa.Connection) -> None:
-    """Raise OutboxMisused when each statement would be a transaction of its own. Call after the first write of a
-    transaction."""
-    if commits_by_itself(driver_of(connection)):
+def check_transactional(driver: Any) -> None:
+    """Raise OutboxMisused when the next statement over a driver's connection would be a transaction of its own."""
+    if commits_by_itself(driver):
         raise OutboxMisused(
-            "this engine is in AUTOCOMMIT mode: effects, state, checkpoint would be several transactions; leave out"
-            " isolation_level"
+            "this connection is in AUTOCOMMIT mode: each statement would be committed by itself, and stay when the rest"
+            ' is rolled back. Leave out isolation_level (SQLAlchemy: "AUTOCOMMIT"; sqlite3: None) or autocommit=True,'
+            " or begin a transaction first"
         )
 
 
@@ -356,7 +356,7 @@ def write_all_to_outbox(connection: Any, records: Iterable[LogRecord]) -> list[s
         return []
     if isinstance(connection, (sa.Connection, sa.orm.Session, sa.orm.scoped_session)):
         statement = sa.text(queries("sqlite")["write"])
-        _check_transactional(driver_of(_begun(connection, statement)))
+        check_transactional(driver_of(_begun(connection, statement)))
         connection.execute(statement, rows)
     else:
         _plain_write(connection, rows)
@@ -374,15 +374,6 @@ def _begun(connection: Any, statement: sa.TextClause) -> sa.Connection:
     return connection
 
 
-def _check_transactional(driver: Any) -> None:
-    if commits_by_itself(driver):
-        raise OutboxMisused(
-            "this connection is in AUTOCOMMIT mode: the record would be committed by itself, and stay when your rows"
-            ' are rolled back. Leave out isolation_level (SQLAlchemy: "AUTOCOMMIT"; sqlite3: None) or autocommit=True,'
-            " or begin a transaction first"
-        )
-
-
 def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
     style = _style(connection)
     if style is None:
@@ -393,7 +384,7 @@ def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
             f" {type(connection).__module__}.{type(connection).__name__})"
         )
     if not hasattr(connection, "in_atomic_block"):
-        _check_transactional(connection)
+        check_transactional(connection)
     elif not connection.in_atomic_block and connection.get_autocommit():
         raise OutboxMisused(
             "this connection of Django is in no transaction: the record would be committed by itself. Write it within"
