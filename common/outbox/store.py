@@ -36,7 +36,6 @@ from usher.common.base.errors import MessageUndecodable, SqlBusy, SqlTrouble, St
 from usher.common.outbox.rows import (
     BATCH_BYTES,
     DIALECTS,
-    ROW_BYTES,
     Refusal,
     RefusedRow,
     Row,
@@ -211,10 +210,9 @@ _IMPATIENT = sa.text("PRAGMA busy_timeout = 500")
 class OutboxStore:
     """An outbox; used by one thread. ``setting`` is named in errors."""
 
-    def __init__(self, url: str, setting: str = "USHER_OUTBOX_URL", row_bytes: int = ROW_BYTES) -> None:
+    def __init__(self, url: str, setting: str = "USHER_OUTBOX_URL") -> None:
         self._single = open_engine(url, setting, streams=True)  # a turn with a dead connection is repeated
         self._setting = setting
-        self._row_bytes = row_bytes
         self._is_postgres = self._single.dialect.name == "postgresql"
         # On a connection of self._single one statement is a transaction; SQLite, which runs in this process, does not
         # need that. MySQL asks more often when a connection changes its mode, and so has single ones by default.
@@ -253,7 +251,7 @@ class OutboxStore:
         A transaction around it would be two more answers of PostgreSQL to wait for, on the way of every row. From a
         database that takes no writes nothing is read: rows that cannot be removed would be sent again and again.
         """
-        values = {"count": count, "bytes": BATCH_BYTES, "row_bytes": self._row_bytes}
+        values = {"count": count, "bytes": BATCH_BYTES}
         with sql_trouble("reading the outbox"), self._single.connect() as connection:
             if self.dialect == "sqlite" and "timeout" not in self._engine.url.query:
                 connection.execute(_IMPATIENT)
@@ -265,7 +263,7 @@ class OutboxStore:
                         "the database of the outbox takes no writes, so nothing is sent: it could not be removed"
                     )
                 rows.append(Row(*columns))
-                size += rows[-1].size
+                size += sum(len(str(value)) for value in columns)
                 if size >= BATCH_BYTES:
                     break
         return rows

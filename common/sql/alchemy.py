@@ -121,13 +121,8 @@ def passing(error: BaseException) -> Passing | None:
         return Passing(f"no connection of the pool is free: {error}")
     if not isinstance(error, sa.exc.DBAPIError):
         return None
-    told, state, number, is_gone = (
-        driver_message(error),
-        sqlstate(error),
-        mysql_number(error),
-        error.connection_invalidated,
-    )
-    of_sqlite = getattr(error.orig, "sqlite_errorname", "")
+    told, state, is_gone = driver_message(error), sqlstate(error), error.connection_invalidated
+    number, of_sqlite = mysql_number(error), getattr(error.orig, "sqlite_errorname", "")
     is_rolled_back = number == _MYSQL_NO_SAVEPOINT and "SAVEPOINT" in told
     is_over_soon = state in _AGAIN or number in _MYSQL_AGAIN or is_rolled_back or of_sqlite.startswith(_SQLITE_AGAIN)
     if is_over_soon and not is_gone:

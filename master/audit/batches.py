@@ -87,16 +87,12 @@ class BulkReader(Link):
         if self._was_on:
             gc.enable()
 
-    def pending_pages(self, keys: Keys, start: bytes, last: bytes) -> Iterator[list[list[Any]]]:
-        """Ask for the next page before this one is given out, so that Redis works while we do."""
-        self.ask("XPENDING", keys.stream, keys.group, start, last, PAGE)
-        rows: list[list[Any]] | None = None
-        while rows is None or len(rows) == PAGE:
-            rows = self._receive(0.0)
-            if len(rows) == PAGE:
-                self.ask("XPENDING", keys.stream, keys.group, b"(" + rows[-1][0], last, PAGE)
-            if rows:
-                yield rows
+    def pending_pages(self, keys: Keys, first: bytes, last: bytes) -> Iterator[list[list[Any]]]:
+        while rows := self.call("XPENDING", keys.stream, keys.group, first, last, PAGE):
+            yield rows
+            first = b"(" + rows[-1][0]
+            if len(rows) < PAGE:
+                return
 
     def entries(self, stream: str, first: bytes, last: bytes) -> Iterator[list[list[Any]]]:
         """Yield pages of [id, [name, value, ...]] in id order; their length follows the weight of the entries."""

@@ -34,9 +34,7 @@ _STOP_S = 16.0
 @click.command()
 @click.option("--migrate", is_flag=True, help="Create the outbox' tables, and exit.")
 @click.option("--schema", "dialect", type=click.Choice(DIALECTS), help="Print the tables' SQL, and exit.")
-@click.option(
-    "--waiting", is_flag=True, help="Print how many rows are staged, and refused (then exit code 1), and exit."
-)
+@click.option("--waiting", is_flag=True, help="Print how many rows are staged and refused; exit code 1: some refused.")
 @options(StreamerSettings)
 def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting: bool) -> None:
     """Run the streamer: rows that an application has committed to its outbox become messages of the ticket stream.
