@@ -213,16 +213,13 @@ class SparkEngine(Engine):
             frame.write.parquet(place := f"file://{next(self._kept)}")
             self.spark.read.schema(frame.schema).parquet(place).createOrReplaceTempView(name)
 
-    def read(self, name: str, source: str, options: Mapping[str, str], folder: Path) -> None:
-        """Let Spark's workers read Redis; into files where we see them, which costs half of what rows do."""
-        from usher.master.audit.source import read_into, register
+    def read(self, name: str, source: str, options: Mapping[str, str]) -> None:
+        """Let Spark's workers read Redis."""
+        from usher.master.audit.source import register
 
-        if self.is_far:
-            register(self.spark)
-            frame = self.spark.read.format(source).options(**options).load()
-            frame.localCheckpoint(eager=True).createOrReplaceTempView(name)
-        else:
-            self.files(name, *read_into(self.spark.sparkContext, source, options, folder / name))
+        register(self.spark)
+        self.spark.read.format(source).options(**options).load().createOrReplaceTempView(f"{name}_read")
+        self.keep(name, f"SELECT * FROM {name}_read")
 
     def view(self, name: str, select: str) -> None:
         self.spark.sql(select).createOrReplaceTempView(name)

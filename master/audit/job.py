@@ -392,7 +392,7 @@ class AuditRun:
         if not isinstance(self._engine, SparkEngine) or self._engine.small or not self._readers:
             return False
         given = {"url": self._plan.redis_url, "stream": ",".join(self._readers), "group": self._plan.group}
-        self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options, self._folder)
+        self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options)
         return True
 
     def _read_again(self) -> None:

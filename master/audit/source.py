@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -222,16 +221,3 @@ def register(spark: Any) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     for name, about in _SOURCES.items():
         spark.dataSource.register(_source(name, *about))
-
-
-def read_into(context: Any, source: str, options: Mapping[str, str], stem: Path) -> tuple[list[Path], pa.Schema]:
-    """Let Spark's workers read, and write Parquet files ``<stem>-<n>.parquet`` of the schema that is returned."""
-    schema, reader = _SOURCES[source][0], _SOURCES[source][1](options)
-
-    def write(numbered: tuple[int, InputPartition]) -> Path:
-        file = stem.with_name(f"{stem.name}-{numbered[0]}.parquet")
-        batches.write(file, schema, reader.read(numbered[1]))
-        return file
-
-    parts = [*enumerate(reader.partitions())]
-    return context.parallelize(parts, len(parts)).map(write).collect(), schema
