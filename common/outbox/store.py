@@ -180,28 +180,6 @@ def _is_migrated(connection: sa.Connection) -> bool:
     return sa.inspect(connection).has_table("consumer_uids")  # the last one
 
 
-def migrate(engine: sa.Engine) -> bool:
-    """Make the tables, all or nothing (MySQL: to be repeated); safe in several processes at once. Returns False when
-    they are there already. The connection takes no parameters: a percent sign stands for itself."""
-    check_dialect(engine)
-    dialect = engine.dialect.name
-    with sql_trouble("migrating the outbox"), engine.connect().execution_options(no_parameters=True) as connection:
-        connection.exec_driver_sql(_BEGIN[dialect])
-        try:
-            is_missing = not _is_migrated(connection)
-            block = schema(dialect).replace("DELIMITER //\n", "").replace(" //\nDELIMITER ;", ";")
-            for statement in block.strip().split(";\n\n") if is_missing else ():
-                connection.exec_driver_sql(statement)
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
-        finally:
-            if dialect == "mysql":
-                connection.invalidate()  # the lock is the session's
-    return is_missing
-
-
 #: Has a streamer wait for SQLite's one write lock for a moment only: its lease must not end meanwhile. Same as
 #: lock_timeout in queries.sql; for MySQL see open_engine.
 _IMPATIENT = sa.text("PRAGMA busy_timeout = 500")
@@ -242,7 +220,24 @@ class OutboxStore:
         check_schema(self._engine, self._setting)
 
     def migrate(self) -> bool:
-        return migrate(self._engine)
+        """Make the tables, all or nothing (MySQL: to be repeated); safe in several processes at once. Returns False
+        when they are there already. The connection takes no parameters: a percent sign stands for itself."""
+        plain = self._engine.execution_options(no_parameters=True)
+        with sql_trouble("migrating the outbox"), plain.connect() as connection:
+            connection.exec_driver_sql(_BEGIN[self.dialect])
+            try:
+                is_missing = not _is_migrated(connection)
+                block = schema(self.dialect).replace("DELIMITER //\n", "").replace(" //\nDELIMITER ;", ";")
+                for statement in block.strip().split(";\n\n") if is_missing else ():
+                    connection.exec_driver_sql(statement)
+                connection.commit()
+            except BaseException:
+                connection.rollback()
+                raise
+            finally:
+                if self.dialect == "mysql":
+                    connection.invalidate()  # the lock is the session's
+        return is_missing
 
     def batch(self, count: int) -> list[Row]:
         """Read the first ``count`` rows by id, as one snapshot, as under REPEATABLE READ: it is one statement. Raises
