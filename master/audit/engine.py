@@ -96,6 +96,8 @@ def refusing(what: str) -> Iterator[None]:
     """Let what ends a run refuse it: ``what`` was not done."""
     try:
         yield
+    except ConnectionRefusedError:  # py4j's: Java has ended between two calls, as ``_started`` tells
+        raise
     except _failures() as trouble:
         raise StartRefused(f"{what}: {first_cause(trouble)}") from trouble
 
