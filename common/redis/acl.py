@@ -151,7 +151,8 @@ consumer xreadgroup xread xrange xack xclaim xpending xgroup|delconsumer: stream
 consumer xinfo|stream xinfo|groups xlen: stream
 consumer hget hmget hset hdel hlen exists: tickets attempts noted
 consumer pexpire hscan: lease noted
-consumer get getex set exists pttl watch: lease
+consumer get getex set exists pttl: lease
+consumer watch: lease attempts
 consumer del: lease inbox
 consumer xread xrange xtrim: inbox
 consumer xadd xdel xlen xrevrange: runs dead changed
