@@ -373,7 +373,6 @@ def _started(
         options |= _of_java(settings, spill, environ, _FLAGS[small and master.startswith("local")])
     conf = SparkConf(loadDefaults=False).setAll([*options.items()])
     with contextlib.ExitStack() as opened:
-        opened.callback(environ.update, JAVA_HOME=home)
         # pyspark's own handler of Ctrl-C asks Java to cancel its jobs, on the very connection that waits for an answer.
         kept = signal.getsignal(signal.SIGINT)
         logging.root.addHandler(logging.NullHandler())  # py4j logs an interruption as an error
@@ -391,6 +390,7 @@ def _started(
         except Exception as failed:  # also py4j's own, whose text is asked of Java, which ends with this block
             raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
         finally:
+            environ["JAVA_HOME"] = home
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, kept)
         try:
