@@ -1,8 +1,8 @@
 """The processes of the harness: one without threads, because it forks, runs every scenario and looks at the ticket
 afterwards; its children play incarnations of a consumer each, and run the user's handler.
 
-The harness talks to a child through a pipe. An order is ``run`` (a message), ``effect`` (read a ticket's effect),
-``setup`` or ``look`` (check the names, and what the handler's module opens at its import). The answer says how the
+The harness talks to a child through a pipe. An order is ``run`` (a message), ``call`` (of ``--setup`` or
+``--effect``) or ``look`` (check the names, and what the handler's module opens at its import). The answer says how the
 order ended; before the child kills or freezes itself, it says so, and where.
 """
 
@@ -25,12 +25,13 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import click
 
 from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.errors import StartRefused
 from usher.common.protocol.attempts import Attempts
 from usher.common.runtime.fork_guard import end_with_parent
 from usher.consumer.handlers.error_trace import is_users
@@ -88,10 +89,6 @@ class LineStops:
         return self._line
 
 
-#: The range in which JSON integers travel as themselves.
-_LARGEST = 2**63 - 1
-
-
 def to_json_value(value: Any) -> Any:
     """Return ``value`` as numbers, texts, lists and mappings. Rows become lists, sets sorted lists; anything else
     becomes its ``repr``.
@@ -99,16 +96,16 @@ def to_json_value(value: Any) -> Any:
     >>> to_json_value({"rows": [(1, "a")], "seen": {2, 1}})
     {'rows': [[1, 'a']], 'seen': [1, 2]}
     """
-    if value is None or isinstance(value, (bool, float, str)):
-        return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-    if isinstance(value, int):
-        return value if abs(value) <= _LARGEST else str(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 2**63):  # of JSON
+        return value
     if isinstance(value, Mapping):
         return {to_json_value(str(name)): to_json_value(inner) for name, inner in value.items()}
     if isinstance(value, Set):
-        return sorted((to_json_value(inner) for inner in value), key=repr)
+        return sorted(map(to_json_value, value), key=repr)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-        return [to_json_value(inner) for inner in value]
+        return [*map(to_json_value, value)]
     return repr(value)
 
 
@@ -123,14 +120,14 @@ class TortureError(Exception):
 class TortureRequest:
     """Request for a test: a handler, the function that reads its effect, and one to call once before, each as
     ``module:function``. ``fields``: of the messages, beside ``n`` and ``amount``; ``stops``: most places of a fault per
-    scenario; ``handler_s``: longest that one call may take."""
+    scenario; ``handler_seconds``: longest that one call may take."""
 
     handler: str
     effect: str
-    setup: str
-    fields: Mapping[str, str]
-    stops: int
-    handler_s: float
+    setup: str = ""
+    fields: Mapping[str, str] = MappingProxyType({})
+    stops: int = 30
+    handler_seconds: float = 30.0
 
 
 def load_function(spec: str, option: str) -> Callable[..., Any]:
@@ -232,13 +229,10 @@ class _ChildLoop:
             load_function(self._request.setup, "--setup")
         return {"ended": "well", "opened": _descriptors() != before}
 
-    def _do_setup(self, order: dict[str, Any]) -> dict[str, Any]:
-        if self._request.setup:
-            self._called(load_function(self._request.setup, "--setup"))
-        return {"ended": "well"}
-
-    def _do_effect(self, order: dict[str, Any]) -> dict[str, Any]:
-        value = self._called(load_function(self._request.effect, "--effect"), order["ticket"])
+    def _do_call(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Call the function of ``--setup`` or ``--effect``."""
+        result = load_function(getattr(self._request, order["of"]), f"--{order['of']}")(*order["given"])
+        value = self._call.wait(result) if inspect.isawaitable(result) else result
         return {"ended": "well", "value": to_json_value(value)}
 
     def _do_run(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -290,10 +284,6 @@ class _ChildLoop:
             act("the acknowledgement")
         return {"ended": "well", "lines": steps.count, "absorbed": absorbed}
 
-    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        result = function(*arguments)
-        return self._call.wait(result) if inspect.isawaitable(result) else result
-
 
 def _raised(raised: BaseException) -> dict[str, Any]:
     told = CallResult.of(raised)
@@ -316,10 +306,6 @@ _ATTEMPTS = 5
 _RETRIES_LATER = 50
 _OVER = ("well", "killed", "frozen", "died", "stuck", How.GAVE_UP, How.INVALID)
 _LONGEST_PAUSE_S = 0.5
-
-
-class HandlerUntestable(Exception):
-    """The error when nothing can be said about this handler; the text says why."""
 
 
 @dataclass
@@ -347,7 +333,7 @@ class Harness:
 
     def tell_all(self, progress: Callable[[str, int, int], None]) -> list[ScenarioResult]:
         """Run every scenario at every place, and return the results. It calls ``progress(scenario, runs done, runs in
-        all)``. Raises HandlerUntestable."""
+        all)``. Raises StartRefused."""
         self._look()
         expected, lines = self._undisturbed()
         merged = self._lines_of_merged()
@@ -366,17 +352,18 @@ class Harness:
         files or connections; then call the setup."""
         if not self._ask("look")["opened"]:
             load_handler(self._request.handler)
-        self._ask("setup")
+        if self._request.setup:
+            self._ask("call", "setup")
 
-    def _ask(self, do: str, **more: Any) -> dict[str, Any]:
+    def _ask(self, do: str, of: str = "", *given: str) -> dict[str, Any]:
         """Return the answer of a child of its own to an order."""
         with contextlib.closing(TortureChild(self._request)) as actor:
-            actor.pipe.send({"do": do, **more})
-            answer = actor.hear(self._request.handler_s)
+            actor.pipe.send({"do": do, "of": of, "given": given})
+            answer = actor.hear(self._request.handler_seconds)
         if answer is None:
-            raise HandlerUntestable(f"{do}: it did not end within {self._request.handler_s:g} s")
+            raise StartRefused(f"{of or do}: it did not end within {self._request.handler_seconds:g} s")
         if answer["ended"] != "well":  # an error in a name needs only one line
-            raise HandlerUntestable(f"{do}: {answer['error'] if do == 'look' else _details(answer)}")
+            raise StartRefused(f"{of or do}: {_details(answer) if of else answer['error']}")
         return answer
 
     # ---- the expected effect -----------------------------------------------------------------------------------------
@@ -388,7 +375,7 @@ class Harness:
         second, _ = self._control()
         trouble = trouble_with_effect(first[0], first, second)
         if trouble:
-            raise HandlerUntestable(trouble)
+            raise StartRefused(trouble)
         return first, lines
 
     def _control(self) -> tuple[Expected, int]:
@@ -398,14 +385,14 @@ class Harness:
                 answer = self._perform(story, step)
                 if answer["ended"] != "well":
                     told = f"the handler fails although nothing goes wrong; message {step.number}: {_details(answer)}"
-                    raise HandlerUntestable(told)
+                    raise StartRefused(told)
                 if step.number == DISTURBED:
                     lines = answer["lines"]
                 after.append(self._effect(story.ticket))
         return tuple(after), lines
 
     def _effect(self, ticket: str) -> Any:
-        return self._ask("effect", ticket=ticket)["value"]
+        return self._ask("call", "effect", ticket)["value"]
 
     def _lines_of_merged(self) -> int:
         """Return the lines of a run for which the other messages wait; 0 if it absorbs none of them."""
@@ -470,10 +457,10 @@ class Harness:
         if answer is None and any(other.is_frozen for other in story.actors.values()):
             self._wake_all(story)
         if answer is None:
-            answer = actor.hear(self._request.handler_s)
+            answer = actor.hear(self._request.handler_seconds)
         if answer is None:
             actor.close()
-            return {"ended": "stuck", "error": f"it did not end within {self._request.handler_s:g} s"}
+            return {"ended": "stuck", "error": f"it did not end within {self._request.handler_seconds:g} s"}
         return answer
 
     def _wake_all(self, story: Case) -> None:
@@ -485,7 +472,7 @@ class Harness:
         if not actor.is_frozen:
             return  # it was never stopped, or was woken earlier
         actor.wake()
-        answer = actor.hear(self._request.handler_s)
+        answer = actor.hear(self._request.handler_seconds)
         if answer is not None and answer["ended"] != "well":
             story.notes.append(f"the zombie ended with {answer['error']}")
 
@@ -500,10 +487,13 @@ class Harness:
                 actor.close()
 
     def _entry(self, story: Case, step: RunStep) -> tuple[str, list[str]]:
+        """Return a message's id and fields: ``amount`` is such that any sum shows its parts."""
         key = (step.number, step.is_copy)
         if key not in story.entries:
-            head = {"ticket_id": story.ticket, "uid": f"{story.ticket}-m{step.number}"}
-            fields = head | default_fields(self._request.fields, step.number)
+            own = {"n": str(step.number), "amount": str(10 ** (step.number - 1))}
+            fields = {"ticket_id": story.ticket, "uid": f"{story.ticket}-m{step.number}", **own}
+            for name, value in self._request.fields.items():
+                fields[name] = value.replace("{n}", own["n"]).replace("{amount}", own["amount"])
             entry_id = f"{self._fences // 1024}-{next(self._entries)}"
             story.entries[key] = (entry_id, [part for pair in fields.items() for part in pair])
         return story.entries[key]
@@ -511,15 +501,6 @@ class Harness:
 
 def _details(answer: Mapping[str, Any]) -> str:
     return str(answer.get("details") or answer["error"])
-
-
-def default_fields(given: Mapping[str, str], number: int) -> dict[str, str]:
-    """Return the fields of a message: ``n``, ``amount`` (any sum of which shows its parts), and those that the user
-    gives, with ``{n}`` and ``{amount}`` filled in."""
-    base = {"n": str(number), "amount": str(10 ** (number - 1))}
-    return base | {
-        name: value.replace("{n}", base["n"]).replace("{amount}", base["amount"]) for name, value in given.items()
-    }
 
 
 @click.command(name="torture-stage")
@@ -533,5 +514,5 @@ def main(told_to: int) -> None:
     with Connection(told_to) as told:
         try:
             told.send(Harness(told.recv()).tell_all(lambda *progress: told.send(progress)))
-        except HandlerUntestable as why:
+        except StartRefused as why:
             told.send(str(why))
