@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any
 
 import click
@@ -125,7 +125,7 @@ class TortureRequest:
     handler: str
     effect: str
     setup: str = ""
-    fields: Mapping[str, str] = MappingProxyType({})
+    fields: Mapping[str, str] = field(default_factory=dict)
     stops: int = 30
     handler_seconds: float = 30.0
 

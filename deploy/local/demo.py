@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -25,9 +24,8 @@ from usher.common.cli.progress import progress
 from usher.common.cli.send import CsvSource, incidents, paced
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.embedded import free_port
 from usher.common.redis.replies import TicketStream
-from usher.common.runtime.settings import load, takes_json
+from usher.common.runtime.settings import takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.common.sending.producer import Outgoing, Producer
 from usher.deploy.demo.handlers import (
@@ -39,7 +37,7 @@ from usher.deploy.demo.handlers import (
     executions,
     judge,
 )
-from usher.deploy.local.up import LocalSettings, Supervision, plan
+from usher.deploy.local.up import trial
 from usher.master.cli.shared import console, table
 
 _HANDLER = "usher.deploy.demo.handlers:record"
@@ -148,12 +146,9 @@ class Flow:
     ) -> None:
         self._records = folder / "records"
         self._records.mkdir()
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
-        clean |= {FOLDER_VARIABLE: str(self._records), WORK_VARIABLE: str(work_ms)}
-        asked: dict[str, Any] = {"state_dir": folder, "consumers": consumers, "masters": _MASTERS}
-        asked |= {"port": free_port(_MASTERS), "handler": _HANDLER}
-        self._plan, self._count, self._stop = plan(load(LocalSettings, {}, asked), clean), count, stop
-        self._running = Supervision(self._plan)
+        environ = {FOLDER_VARIABLE: str(self._records), WORK_VARIABLE: str(work_ms)}
+        asked = {"consumers": consumers, "masters": _MASTERS, "handler": _HANDLER}
+        self._trial, self._count, self._stop = trial(folder, stop, _say, environ, **asked), count, stop
         self._kill_at = count // 2 if kills else math.inf
         self._sent: list[tuple[str, str]] = []
         self._killed_ns: dict[int, int] = {}
@@ -162,21 +157,12 @@ class Flow:
         self._looked_s = self._watched_s = 0.0
 
     def run(self, messages: Iterable[Outgoing]) -> DemoVerdict:
-        settings = self._plan.settings
-        keys = Keys(settings.work_stream, settings.group)
-        with progress() as self._show:
-            try:
-                self._stop.check()
-                self._running.start()
-                self._running.start_all(self._stop.check, _say)
-                _say(f"watch it at {settings.urls[0]}/ while it lasts")
-                _say(f"sending {self._count:,} messages")
-                with Link(self._plan.redis_url, "usher:demo") as link:
-                    producer = Producer(link, keys.stream, settings.ticket_field, patience_s=0)
-                    return self._verdict(link, keys, producer, messages)
-            finally:
-                _say("stopping")
-                self._running.stop(lambda: self._stop.insists)
+        with progress() as self._show, self._trial as tried:
+            self._running = tried.running
+            _say(f"watch it at {tried.settings.urls[0]}/ while it lasts")
+            _say(f"sending {self._count:,} messages")
+            producer = Producer(tried.link, tried.keys.stream, tried.settings.ticket_field, patience_s=0)
+            return self._verdict(tried.link, tried.keys, producer, messages)
 
     def _verdict(self, link: Link, keys: Keys, producer: Producer, messages: Iterable[Outgoing]) -> DemoVerdict:
         began_ns = time.monotonic_ns()

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import psutil
@@ -41,7 +41,8 @@ from usher.common.base.log import redacted
 from usher.common.base.text import pluralize
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
 from usher.common.http.serve import check_address
-from usher.common.redis.client import check_reachable
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.embedded import free_port, prepare
 from usher.common.redis.locate import LocalInstance, announce_instance, find_local_instance
 from usher.common.runtime.fork_guard import end_with_parent
@@ -420,6 +421,36 @@ def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[]
     whole = environment(base, settings, folder, redis_port)
     check_programs(whole, check)
     return Plan(settings, folder, redis_url, redis_port, whole)
+
+
+class Trial(NamedTuple):
+    """All of it, while it runs for a moment."""
+
+    running: Supervision
+    settings: LocalSettings
+    link: Link
+    keys: Keys
+
+
+@contextlib.contextmanager
+def trial(
+    folder: Path, stop: StopRequest, told: Callable[[str], None], environ: Mapping[str, str], **asked: Any
+) -> Iterator[Trial]:
+    """Run Redis, masters and consumers in ``folder`` until the block ends; no other setting of the environment is used.
+    Raises StopAsked, and what ``plan`` and ``start_all`` raise."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
+    asked |= {"state_dir": folder, "port": free_port(asked["masters"])}
+    made = plan(load(LocalSettings, {}, asked), {**clean, **environ})
+    running = Supervision(made)
+    try:
+        stop.check()
+        running.start()
+        running.start_all(stop.check, told)
+        with Link(made.redis_url, "usher:trial") as link:
+            yield Trial(running, made.settings, link, Keys(made.settings.work_stream, made.settings.group))
+    finally:
+        told("stopping")
+        running.stop(lambda: stop.insists)
 
 
 def can_prove() -> bool:
