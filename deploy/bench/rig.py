@@ -27,6 +27,7 @@ from rich.table import Table
 from usher.common.base.durations import Number, option
 from usher.common.base.errors import UsherError
 from usher.common.base.text import info_lines
+from usher.common.cli.masters import somebody_leads
 from usher.common.doctor.judgements import version_text
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import parse
@@ -160,8 +161,11 @@ class System:
 
 
 @contextlib.contextmanager
-def _system(consumers: int, handler: str, no_aof: bool, environ: Mapping[str, str]) -> Iterator[System]:
-    """Run one master and the consumers, as `usher up` does, until the block ends, or a signal asks us to end."""
+def _system(
+    consumers: int, handler: str, no_aof: bool, environ: Mapping[str, str], is_held: bool = False
+) -> Iterator[System]:
+    """Run one master and the consumers, as `usher up` does, until the block ends, or a signal asks us to end.
+    ``is_held``: no master leads before ``release``."""
     asked = {"masters": 1, "consumers": consumers, "handler": f"usher.deploy.bench.handlers:{handler}"}
     asked |= {"ticket_stream": STREAM, "group": GROUP, "log_level": "warning"}
     asked |= {"redis_server": os.environ.get(SERVER_VARIABLE, "")}
@@ -177,7 +181,11 @@ def _system(consumers: int, handler: str, no_aof: bool, environ: Mapping[str, st
 
                 if no_aof:
                     tried.link.call("CONFIG", "SET", "appendonly", "no")
-                yield System(tried.link, tried.keys, pids, stop.check)
+                system = System(tried.link, tried.keys, pids, stop.check)
+                if is_held:
+                    system.hold()
+                    system.wait(lambda: "a master leads" * somebody_leads(tried.settings.urls), 0.05)
+                yield system
         except StopAsked:
             sys.exit(stop.exit_code)
 
@@ -238,8 +246,8 @@ def measure_throughput(
     The clock runs from the first entry read to the last one acknowledged (the pending list is empty).
     """
     names = zipf_tickets(messages, tickets, _SEED)
-    with _system(consumers, "noop", no_aof, {"USHER_RUN_LOG_LENGTH": "0" if no_run_log else "1000"}) as system:
-        system.hold()
+    run_log = {"USHER_RUN_LOG_LENGTH": "0" if no_run_log else "1000"}
+    with _system(consumers, "noop", no_aof, run_log, is_held=True) as system:
         last_id = system.fill(names, b"x" * payload)
         floor_s = floor_seconds(system, consumers, messages)
         seconds, cpu = seconds_for(system, last_id)
