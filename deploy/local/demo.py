@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -32,7 +33,6 @@ from usher.deploy.demo.handlers import (
     FOLDER_VARIABLE,
     SUFFIX,
     WORK_VARIABLE,
-    DemoVerdict,
     count_ended,
     executions,
     judge,
@@ -101,10 +101,10 @@ def demo(
                 click.echo(f"usher: the demo failed: {problem}", err=True)
                 sys.exit(2)  # 1 is a verdict
     if flags["as_json"]:
-        click.echo(json_line(verdict.document()))
+        click.echo(json_line(verdict))
     else:
         _print_demo_verdict(verdict, flow.killed)
-    sys.exit(0 if verdict.clean else 1)
+    sys.exit(0 if verdict["clean"] else 1)
 
 
 @contextlib.contextmanager
@@ -156,7 +156,7 @@ class Flow:
         self._ended = 0
         self._looked_s = self._watched_s = 0.0
 
-    def run(self, messages: Iterable[Outgoing]) -> DemoVerdict:
+    def run(self, messages: Iterable[Outgoing]) -> dict[str, Any]:
         with progress() as self._show, self._trial as tried:
             self._running = tried.running
             _say(f"watch it at {tried.settings.urls[0]}/ while it lasts")
@@ -164,7 +164,7 @@ class Flow:
             producer = Producer(tried.link, tried.keys.stream, tried.settings.ticket_field, patience_s=0)
             return self._verdict(tried.link, tried.keys, producer, messages)
 
-    def _verdict(self, link: Link, keys: Keys, producer: Producer, messages: Iterable[Outgoing]) -> DemoVerdict:
+    def _verdict(self, link: Link, keys: Keys, producer: Producer, messages: Iterable[Outgoing]) -> dict[str, Any]:
         began_ns = time.monotonic_ns()
         for batch in paced(messages):
             sent = producer.send_many(batch)
@@ -233,28 +233,29 @@ def _say(what: str) -> None:
     click.echo(f"usher: {what}", err=True)
 
 
-def _print_demo_verdict(verdict: DemoVerdict, killed: str) -> None:
-    document, screen = verdict.document(), console()
+def _print_demo_verdict(verdict: dict[str, Any], killed: str) -> None:
+    screen, is_clean = console(), verdict["clean"]
     names = ("sent", "handled", "tickets", "lost", "duplicates", "order_violations", "overlaps", "dead_letters")
-    counts = [(name.replace("_", " "), f"{document[name]:,}") for name in names]
+    counts = [(name.replace("_", " "), f"{verdict[name]:,}") for name in names]
     shares = [
         (share["name"] + " (killed once)" * (share["name"] == killed), f"{share['handled']:,}", f"{share['tickets']:,}")
-        for share in verdict.consumers
+        for share in verdict["consumers"]
     ]
     screen.print(table("usher demo", ("", "number"), counts, ("number",)))
     screen.print(table("", ("consumer", "handled", "tickets"), shares, ("handled", "tickets")))
-    for example in verdict.examples:
+    for example in verdict["examples"]:
         click.echo(f"  {escape_control(example)}")
-    if verdict.unacknowledged or verdict.unexpected:
-        click.echo(f"  {verdict.unacknowledged:,} never acknowledged, {verdict.unexpected:,} never sent but handled")
-    speed = f"{verdict.handled:,} messages in {verdict.seconds:.1f} s ({verdict.messages_per_second:,.0f}/s)"
+    if verdict["unacknowledged"] or verdict["unexpected"]:
+        told = "  {unacknowledged:,} never acknowledged, {unexpected:,} never sent but handled"
+        click.echo(told.format_map(verdict))
     repeats = (
-        f"; {verdict.duplicates:,} executions were repeats after the kill, in order" if verdict.clean and killed else ""
+        f"; {verdict['duplicates']:,} executions were repeats after the kill, in order" if is_clean and killed else ""
     )
     said = (
         "clean: nothing lost, every ticket in order, one at a time"
-        if verdict.clean
+        if is_clean
         else "NOT CLEAN (run it again with --keep to look at logs and records)"
     )
-    verdict_of = f"[bold {'green' if verdict.clean else 'red'}]Verdict: {said}[/]{repeats}. {speed}"
-    screen.print(verdict_of, soft_wrap=True)
+    speed = "{handled:,} messages in {seconds:.1f} s ({messages_per_second:,.0f}/s)".format_map(verdict)
+    colour = "green" if is_clean else "red"
+    screen.print(f"[bold {colour}]Verdict: {said}[/]{repeats}. {speed}", soft_wrap=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import http.client
 import os
 import select
 import shlex
@@ -203,8 +202,10 @@ class Supervision:
 
     @contextlib.contextmanager
     def _rpc(self) -> Iterator[Any]:
+        transport = SupervisorTransport(serverurl=f"unix://{self._socket}")
+        socket.setdefaulttimeout(_ANSWERS_IN_S)  # else it waits as long as supervisord hangs, and Ctrl-C with it
         try:
-            with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=_Transport(self._socket)) as proxy:
+            with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport) as proxy:
                 yield proxy.supervisor
         except (OSError, xmlrpc.client.Error) as trouble:
             if self._process is None or self._process.poll() is not None:
@@ -213,6 +214,8 @@ class Supervision:
             # BlockingIOError: too many calls wait for it already.
             kind = SupervisionHangs if isinstance(trouble, (TimeoutError, BlockingIOError)) else SupervisionLost
             raise kind("supervisord lives but does not answer") from trouble
+        finally:
+            socket.setdefaulttimeout(None)
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """Drain and end everything: consumers first, then masters, then Redis. May be called twice.
@@ -250,22 +253,6 @@ class Supervision:
             while set(_members(session)) - {keep, session} and time.monotonic() < deadline_s and not hurry():
                 time.sleep(_POLL_S)
         _signal(_members(session), signal.SIGKILL)
-
-
-class _Transport(SupervisorTransport):
-    """supervisor's own, with a time limit: without one it waits as long as supervisord hangs, and Ctrl-C with it."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(serverurl=f"unix://{path}")
-        self._path = str(path)
-        self._get_connection = self._connected
-
-    def _connected(self) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("localhost")
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(_ANSWERS_IN_S)
-        connection.sock.connect(self._path)
-        return connection
 
 
 @click.command()
