@@ -37,7 +37,7 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.durations import option
 from usher.common.base.errors import SettingsError, StartRefused, UsherError
 from usher.common.base.log import redacted
-from usher.common.base.text import pluralize
+from usher.common.base.text import escape_control, pluralize
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
 from usher.common.http.serve import check_address
 from usher.common.protocol.keys import Keys
@@ -555,7 +555,7 @@ class Relay:
 
     def lines(self) -> list[str]:
         return [
-            self._dressed(path.stem, line)
+            f"{path.stem:<{_WIDTH}} | {escape_control(line, kept=chr(9))}"  # logs may hold text from the network
             for path in sorted(self.folder.glob("*.log"))
             for line in self._news(path)
             if path.stem != "supervisord" or any(word in line for word in _NEWS)
@@ -586,13 +586,6 @@ class Relay:
         except OSError:
             return "it logged nothing"
         return "\n".join(text.splitlines()[-_LAST_LINES:]) or "it logged nothing"
-
-    def _dressed(self, name: str, line: str) -> str:
-        # Logs may hold text from the network: none of its control characters reaches the terminal.
-        plain = "".join(
-            letter if letter.isprintable() or letter == "\t" else "\N{REPLACEMENT CHARACTER}" for letter in line
-        )
-        return f"{name:<{_WIDTH}} | {plain}"
 
 
 #: Most files that are looked at, each second.
