@@ -19,10 +19,9 @@ import secrets
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -140,15 +139,11 @@ def load_function(spec: str, option: str) -> Callable[..., Any]:
 
 class TortureChild:
     def __init__(self, request: TortureRequest) -> None:
-        ours, theirs = Pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            ours.close()
-            _live(theirs, request)
+        self.pipe, theirs = Pipe()
+        self._process = get_context("fork").Process(target=_live, args=(theirs, self.pipe, request))
+        self._process.start()
         theirs.close()
-        self.pipe = ours
         self.is_frozen = False
-        self.is_over = False
 
     def hear(self, within_s: float) -> dict[str, Any] | None:
         """Return the next answer, or None when there is none in time. The answer of a child that is gone is
@@ -158,43 +153,37 @@ class TortureChild:
         try:
             answer: dict[str, Any] = self.pipe.recv()
         except (EOFError, OSError):
-            self._reap()
             return {"ended": "died", "error": "its process ended by itself"}
         if answer["ended"] == "frozen":  # it says so just before it stops: the signal to go on must not come first
-            os.waitpid(self.pid, os.WUNTRACED)
+            os.waitpid(self._pid, os.WUNTRACED)
             self.is_frozen = True
         elif answer["ended"] == "killed":
-            self._reap()
+            self._process.join()
         return answer
 
     def wake(self) -> None:
         self.is_frozen = False
-        os.kill(self.pid, signal.SIGCONT)
+        os.kill(self._pid, signal.SIGCONT)
 
     def close(self) -> None:
-        if not self.is_over:
-            os.kill(self.pid, signal.SIGKILL)
-            self._reap()
+        self._process.kill()
+        self._process.join()
         self.pipe.close()
 
-    def _reap(self) -> None:
-        if not self.is_over:
-            os.waitpid(self.pid, 0)
-            self.is_over = True
+    @property
+    def _pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
 
 
 # ---- in the child process --------------------------------------------------------------------------------------------
 
 
-def _live(stage: Connection, request: TortureRequest) -> None:
-    try:
-        end_with_parent()  # frozen, it would outlive the harness
-        with contextlib.suppress(EOFError):  # the harness has gone
-            _ChildLoop(stage, request).run()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(0)
+def _live(stage: Connection, of_harness: Connection, request: TortureRequest) -> None:
+    end_with_parent()  # frozen, it would outlive the harness
+    of_harness.close()
+    with contextlib.suppress(EOFError):  # the harness has gone
+        _ChildLoop(stage, request).run()
 
 
 class _ChildLoop:

@@ -42,8 +42,6 @@ from usher.master.cli.shared import console, table
 
 _HANDLER = "usher.deploy.demo.handlers:record"
 _MASTERS = 2
-#: Seconds between two checks: supervisord takes some 0.1 s to answer; asked per batch it would slow the whole demo.
-_WATCH_EVERY_S = 1.0
 
 
 @click.command()
@@ -154,11 +152,10 @@ class Flow:
         self._killed_ns: dict[int, int] = {}
         self.killed = ""
         self._ended = 0
-        self._looked_s = self._watched_s = 0.0
+        self._looked_s = 0.0
 
     def run(self, messages: Iterable[Outgoing]) -> dict[str, Any]:
         with progress() as self._show, self._trial as tried:
-            self._running = tried.running
             _say(f"watch it at {tried.settings.urls[0]}/ while it lasts")
             _say(f"sending {self._count:,} messages")
             producer = Producer(tried.link, tried.keys.stream, tried.settings.ticket_field, patience_s=0)
@@ -184,9 +181,6 @@ class Flow:
 
     def _look(self) -> None:
         self._stop.check()
-        if time.monotonic() - self._watched_s >= _WATCH_EVERY_S:
-            self._running.watch()
-            self._watched_s = time.monotonic()
         if time.monotonic() - self._looked_s < _POLL_S:
             return
         self._looked_s, self._ended = time.monotonic(), count_ended(self._records)
