@@ -58,34 +58,29 @@ from usher.consumer.torture.stories import (
 )
 
 
-class LineStops:
-    """A counter of the lines that a call runs. It calls ``act(place in words)`` before the ``at``-th line (from 0);
-    with ``at`` None it only counts."""
+def counted(run: Callable[[], Any], own_file: str, at: int | None, act: Callable[[str], None]) -> tuple[Any, int]:
+    """Return the result of a call, and the number of lines that it ran in users' files, the handler's ``own_file``
+    included. Call ``act(place in words)`` before the ``at``-th of them (from 0)."""
+    count = 0
 
-    def __init__(self, always: str, at: int | None, act: Callable[[str], None]) -> None:
-        self._always = always  # the handler's own file
-        self._at = at
-        self._act = act
-        self.count = 0
-
-    def call(self, run: Callable[[], Any]) -> Any:
-        sys.settrace(self._entered)
-        try:
-            return run()
-        finally:
-            sys.settrace(None)
-
-    def _entered(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def entered(frame: FrameType, event: str, arg: Any) -> Any:
         file = frame.f_code.co_filename
-        return self._line if file == self._always or is_users(file) else None
+        return line if file == own_file or is_users(file) else None
 
-    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def line(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
         if event == "line":
-            reached, self.count = self.count, self.count + 1
-            if reached == self._at:
-                file, line = frame.f_code.co_filename, frame.f_lineno
-                self._act(f"{Path(file).name}:{line}: {linecache.getline(file, line).strip()[:80]}")
-        return self._line
+            reached, count = count, count + 1
+            if reached == at:
+                file, number = frame.f_code.co_filename, frame.f_lineno
+                act(f"{Path(file).name}:{number}: {linecache.getline(file, number).strip()[:80]}")
+        return line
+
+    sys.settrace(entered)
+    try:
+        return run(), count
+    finally:
+        sys.settrace(None)
 
 
 def to_json_value(value: Any) -> Any:
@@ -258,20 +253,16 @@ class _ChildLoop:
             os.kill(os.getpid(), signal.SIGKILL if does == "kill" else signal.SIGSTOP)
             lease.end()  # a process that was stopped has slept for longer than its lease
 
-        source = inspect.unwrap(self._handler.call)
-        steps = LineStops(
-            getattr(getattr(source, "__code__", None), "co_filename", ""),
-            place if isinstance(place, int) else None,
-            act,
-        )
+        own = getattr(getattr(inspect.unwrap(self._handler.call), "__code__", None), "co_filename", "")
         if does and place == "before":
             act("the handler")
-        if (problem := steps.call(lambda: call(message))) is not None:
+        problem, lines = counted(lambda: call(message), own, place if isinstance(place, int) else None, act)
+        if problem is not None:
             raise problem
         # This run may have had fewer lines than the undisturbed one.
-        if does and (place == AFTER or (isinstance(place, int) and steps.count <= place)):
+        if does and (place == AFTER or (isinstance(place, int) and lines <= place)):
             act("the acknowledgement")
-        return {"ended": "well", "lines": steps.count, "absorbed": absorbed}
+        return {"ended": "well", "lines": lines, "absorbed": absorbed}
 
 
 def _raised(raised: BaseException) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from usher.consumer.handlers.error_trace import is_users
-from usher.consumer.torture.stage import LineStops
+from usher.consumer.torture.stage import counted
 from usher.consumer.torture.stories import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, WAKE, places
 
 
@@ -47,9 +47,8 @@ def test_a_handler_is_stopped_before_the_line_that_was_asked_for() -> None:
     places_told: list[str] = []
     for at in (0, 1, 2, 3):
         reached.clear()
-        steps = LineStops(__file__, at, lambda where: places_told.append(f"{where} after {len(reached)}"))
-        steps.call(handler)
-        assert steps.count == 3
+        _, count = counted(handler, __file__, at, lambda where: places_told.append(f"{where} after {len(reached)}"))
+        assert count == 3
     wanted = [f'reached.append("{word}") after {count}' for count, word in enumerate(("one", "two", "three"))]
     assert [told.partition(": ")[2] for told in places_told] == wanted
 
