@@ -174,17 +174,17 @@ def _system(
         StopRequest() as stop,
     ):
         try:
-            with trial(Path(folder), stop, lambda _: None, environ, **asked) as tried:
+            with trial(Path(folder), stop, lambda _: None, environ, **asked) as (running, link):
 
                 def pids() -> dict[str, int]:
-                    return {one["name"]: one["pid"] for one in tried.running.states() if one["pid"]}
+                    return {one["name"]: one["pid"] for one in running.states() if one["pid"]}
 
                 if no_aof:
-                    tried.link.call("CONFIG", "SET", "appendonly", "no")
-                system = System(tried.link, tried.keys, pids, stop.check)
+                    link.call("CONFIG", "SET", "appendonly", "no")
+                system = System(link, Keys(STREAM, GROUP), pids, stop.check)
                 if is_held:
                     system.hold()
-                    system.wait(lambda: "a master leads" * somebody_leads(tried.settings.urls), 0.05)
+                    system.wait(lambda: "a master leads" * somebody_leads(running.settings.urls), 0.05)
                 yield system
         except StopAsked:
             sys.exit(stop.exit_code)

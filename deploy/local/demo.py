@@ -155,11 +155,12 @@ class Flow:
         self._looked_s = 0.0
 
     def run(self, messages: Iterable[Outgoing]) -> dict[str, Any]:
-        with progress() as self._show, self._trial as tried:
-            _say(f"watch it at {tried.settings.urls[0]}/ while it lasts")
+        with progress() as self._show, self._trial as (running, link):
+            settings = running.settings
+            _say(f"watch it at {settings.urls[0]}/ while it lasts")
             _say(f"sending {self._count:,} messages")
-            producer = Producer(tried.link, tried.keys.stream, tried.settings.ticket_field, patience_s=0)
-            return self._verdict(tried.link, tried.keys, producer, messages)
+            keys = Keys(settings.work_stream, settings.group)
+            return self._verdict(link, keys, Producer(link, keys.stream, settings.ticket_field, patience_s=0), messages)
 
     def _verdict(self, link: Link, keys: Keys, producer: Producer, messages: Iterable[Outgoing]) -> dict[str, Any]:
         began_ns = time.monotonic_ns()
