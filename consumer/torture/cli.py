@@ -148,14 +148,8 @@ def _pairs(fields: tuple[str, ...]) -> dict[str, str]:
 
 
 def print_torture_verdict(screen: Console, findings: list[ScenarioResult], seconds: float) -> None:
-    table = Table(
-        "",
-        "what happens",
-        Column("told", justify="right"),
-        Column("went wrong", justify="right"),
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+    counts = (Column(name, justify="right") for name in ("told", "went wrong"))
+    table = Table("", "what happens", *counts, box=None, padding=(0, 2, 0, 0))
     for finding in findings:
         mark = "[green]safe[/]" if finding.safe else "[bold red]UNSAFE[/]"
         table.add_row(mark, finding.title, str(finding.runs), str(len(finding.failures) or ""))
