@@ -623,8 +623,7 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
             click.echo(f"{handler} is called with {many}, one by one. {_WARNING}", err=True)
             if not click.confirm("Go on?", err=True):
                 sys.exit(_NOTHING_SAID)
-        done: list[Candidate] = []
-        code = _rehearse(finder, candidates, at, handler, settings, done)
+        done, code = _rehearse(finder, candidates, at, handler, settings)
     _print_rehearsals(handler, done, len(candidates), as_json)
     sys.exit(code)
 
@@ -684,15 +683,10 @@ def _found(finder: Candidates, given: dict[str, Any], wanted: LetterFilter | Non
 
 
 def _rehearse(
-    finder: Candidates,
-    candidates: Sequence[Candidate],
-    at: View,
-    handler: str,
-    settings: RehearseSettings,
-    done: list[Candidate],
-) -> int:
-    """Call the handler with one message after another, and return the exit code. ``done`` is filled as it goes, so that
-    it can be shown whatever happens later."""
+    finder: Candidates, candidates: Sequence[Candidate], at: View, handler: str, settings: RehearseSettings
+) -> tuple[list[Candidate], int]:
+    """Call the handler with one message after another; return those that it was called with, and the exit code."""
+    done = list[Candidate]()
     log, secrets = (settings.log_level, settings.log_format), tuple(filter(None, settings.secrets))
     play = ProcessSpec(handler, at.keys.stream, settings.sources is not None, settings.handler_seconds, log, secrets)
     with StopRequest() as stop, progress() as show:
@@ -704,16 +698,16 @@ def _rehearse(
                     show(one.id, len(done), len(candidates))
                     done.append(one.called(_run(finder, one, process)))
         except StopAsked:
-            return stop.exit_code
+            return done, stop.exit_code
         except StartRefused as refused:  # its module could be imported before, and no longer can
             if not done:
                 raise
             process.notes.append(str(refused))
-            return 1
+            return done, 1
         finally:
             for note in process.notes:
                 click.echo("usher: " + escape_control(note, kept="\n"), err=True)
-    return int(not all(one.now.state == DONE for one in done))
+    return done, int(not all(one.now.state == DONE for one in done))
 
 
 def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallResult:
@@ -824,8 +818,7 @@ def replay(flags: dict[str, Any], into: str | None, why: str, preview: bool, yes
         if not yes and not click.confirm(f"Replay {pluralize(len(over), 'message')}?", err=True):
             sys.exit(_NOTHING_SAID)
         if into:
-            done = list[Candidate]()
-            code = _rehearse(finder, over, at, into, settings, done)
+            done, code = _rehearse(finder, over, at, into, settings)
         else:
             done, code = _added_again(finder, over, at, wanted, by, given)
     _print_replay(done, given["as_json"])
