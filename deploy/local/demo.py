@@ -63,21 +63,12 @@ _MASTERS = 2
 )
 @option("--keep", "Keep the temporary folder with logs and records.", is_flag=True)
 @takes_json
-def demo(
-    csv_path: str | None,
-    key: str | None,
-    messages: int | None,
-    tickets: int,
-    consumers: int,
-    seed: int,
-    work_ms: float,
-    **flags: bool,
-) -> None:
+def demo(csv_path: str | None, key: str | None, messages: int | None, tickets: int, seed: int, **asked: Any) -> None:
     """Start Redis, masters and consumers in a temporary folder, send a workload, and check what happened to every
     message. Settings from the environment are not used, and no running Usher or Redis is touched."""
     if (csv_path is None) != (key is None):
         raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
-    with _temporary_folder(flags["keep"]) as folder:
+    with _temporary_folder(asked["keep"]) as folder:
         count = messages or 20_000
         if csv_path is not None:
             csv_path, count = _readable(folder, csv_path, key or "", messages)
@@ -88,7 +79,7 @@ def demo(
             StopRequest() as stop,
         ):
             try:
-                flow = Flow(folder, count, consumers, work_ms, flags["kill"], stop)
+                flow = Flow(folder, count, asked["consumers"], asked["work_ms"], asked["kill"], stop)
                 verdict = flow.run(itertools.islice(rows, count))
             except (StopAsked, UsherError, CommandRefused) as problem:
                 if stop.asked:  # any other problem is a consequence of the stop
@@ -98,7 +89,7 @@ def demo(
                     raise
                 click.echo(f"usher: the demo failed: {problem}", err=True)
                 sys.exit(2)  # 1 is a verdict
-    if flags["as_json"]:
+    if asked["as_json"]:
         click.echo(json_line(verdict))
     else:
         _print_demo_verdict(verdict, flow.killed)
