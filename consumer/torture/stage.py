@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import linecache
 import os
 import pkgutil
@@ -292,9 +291,9 @@ _LONGEST_PAUSE_S = 0.5
 class Case:
     """A run of one scenario at one place: its ticket, its child processes (``actors``), and what was noted."""
 
+    number: int
     ticket: str
     actors: dict[str, TortureChild] = field(default_factory=dict)
-    entries: dict[tuple[int, bool], tuple[str, list[str]]] = field(default_factory=dict)
     fence: int = 0
     where: str = ""
     notes: list[str] = field(default_factory=list)
@@ -307,7 +306,7 @@ class Harness:
     def __init__(self, request: TortureRequest) -> None:
         self._request = request
         self._run = secrets.token_hex(3)
-        self._tickets, self._entries = 0, itertools.count(1)
+        self._tickets = 0
         self._fences = wall_ms() * 1024  # as the leader's: higher than those of any run before
         self._hold_s = 0.5
 
@@ -459,7 +458,7 @@ class Harness:
     @contextlib.contextmanager
     def _story(self) -> Iterator[Case]:
         self._tickets += 1
-        story = Case(f"torture-{self._run}-{self._tickets}")
+        story = Case(self._tickets, f"torture-{self._run}-{self._tickets}")
         try:
             yield story
         finally:
@@ -468,15 +467,12 @@ class Harness:
 
     def _entry(self, story: Case, step: RunStep) -> tuple[str, list[str]]:
         """Return a message's id and fields: ``amount`` is such that any sum shows its parts."""
-        key = (step.number, step.is_copy)
-        if key not in story.entries:
-            own = {"n": str(step.number), "amount": str(10 ** (step.number - 1))}
-            fields = {"ticket_id": story.ticket, "uid": f"{story.ticket}-m{step.number}", **own}
-            for name, value in self._request.fields.items():
-                fields[name] = value.replace("{n}", own["n"]).replace("{amount}", own["amount"])
-            entry_id = f"{self._fences // 1024}-{next(self._entries)}"
-            story.entries[key] = (entry_id, [part for pair in fields.items() for part in pair])
-        return story.entries[key]
+        own = {"n": str(step.number), "amount": str(10 ** (step.number - 1))}
+        fields = {"ticket_id": story.ticket, "uid": f"{story.ticket}-m{step.number}", **own}
+        for name, value in self._request.fields.items():
+            fields[name] = value.replace("{n}", own["n"]).replace("{amount}", own["amount"])
+        place = 2 * MESSAGES * story.number + MESSAGES * step.is_copy + step.number
+        return f"{self._fences // 1024}-{place}", [part for pair in fields.items() for part in pair]
 
 
 def _details(answer: Mapping[str, Any]) -> str:
