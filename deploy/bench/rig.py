@@ -175,13 +175,9 @@ def _system(
     ):
         try:
             with trial(Path(folder), stop, lambda _: None, environ, **asked) as (running, link):
-
-                def pids() -> dict[str, int]:
-                    return {one["name"]: one["pid"] for one in running.states() if one["pid"]}
-
                 if no_aof:
                     link.call("CONFIG", "SET", "appendonly", "no")
-                system = System(link, Keys(STREAM, GROUP), pids, stop.check)
+                system = System(link, Keys(STREAM, GROUP), running.pids, stop.check)
                 if is_held:
                     system.hold()
                     system.wait(lambda: "a master leads" * somebody_leads(running.settings.urls), 0.05)

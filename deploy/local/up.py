@@ -234,6 +234,9 @@ class Supervision:
         self._redis_pid = next((one["pid"] for one in told if one["group"] == "redis"), self._redis_pid)
         return [one for one in told if group in ("", one["group"])]
 
+    def pids(self) -> dict[str, int]:
+        return {one["name"]: one["pid"] for one in self.states() if one["pid"]}
+
     @contextlib.contextmanager
     def _rpc(self) -> Iterator[Any]:
         transport = SupervisorTransport(serverurl=f"unix://{self._socket}")
