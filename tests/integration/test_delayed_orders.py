@@ -1,4 +1,4 @@
-"""move_delayed.lua and read_delayed.lua: what operators do with delayed messages, also at the very
+"""move_delayed.lua: what operators do with delayed messages, also at the very
 moment at which these are sent."""
 
 from __future__ import annotations
