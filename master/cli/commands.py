@@ -198,8 +198,11 @@ def _of_sources(seen: dict[str, Any]) -> list[tuple[str, object]]:
     return lines
 
 
-#: Entries of a page: few, since they may be large.
-_PAGE = 20
+#: Entries of the first page, and of any page at most. The number follows from the weight of the entries read: about
+#: _PAGE_BYTES each.
+_FIRST_PAGE, _LONGEST_PAGE = 4, 100
+_PAGE_BYTES = 4 * 1024 * 1024
+_GROWTH = 4
 _BLOCK_S = 1.0
 _ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 _SHOWN = 160
@@ -263,13 +266,14 @@ def place(text: str, now_ms: int) -> str:
 
 
 def _entries(link: Link, stream: str, start: str, end: str, follow: bool) -> Iterator[Entry]:
-    last = b""
+    last, count = b"", _FIRST_PAGE
     while True:
         since: str | bytes = b"(" + last if last else start
-        page = [Entry(*entry) for entry in link.call("XRANGE", stream, since, end, "COUNT", _PAGE)]
+        page = [Entry(*entry) for entry in link.call("XRANGE", stream, since, end, "COUNT", count)]
         yield from page
         if page:
-            last = page[-1].id
+            last, weight = page[-1].id, sum(len(part) for entry in page for part in entry.fields or ())
+            count = max(1, min(_LONGEST_PAGE, _GROWTH * count, _PAGE_BYTES * len(page) // (weight + 1)))
             continue
         if not follow:
             return

@@ -308,7 +308,8 @@ class DelayedView:
 
     def _read(self, after: str | None, most: int, ticket: str) -> tuple[bool, str | None, list[DelayedRow]]:
         """Look at up to ``most`` behind a cursor. Return whether there are no more, the cursor behind the last one, and
-        the rows. Places shift while others are sent, so what is not behind the cursor is left out."""
+        the rows. Places shift while others are sent: so we look from a page before the cursor on, and leave out what is
+        not behind it."""
         due, place, behind = self._log.due, 0, (-math.inf, b"")
         if after is not None:
             time, entry_id = _parse_cursor(after)
@@ -316,13 +317,15 @@ class DelayedView:
             questions = [("ZSCORE", due, behind[1]), ("ZRANK", due, behind[1]), ("ZCOUNT", due, "-inf", f"({time}")]
             its_time, its_place, earlier = self._link.all_of(questions)
             place = its_place if its_time is not None and float(its_time) == behind[0] else earlier
+            place = max(0, place - _PAGE)
         while True:
-            flat = self._link.call("ZRANGE", due, place, place + most, "WITHSCORES")
-            some = [*zip(flat[::2], flat[1::2], strict=True)]
-            timed = [one for one in some if _order(one) > behind][:most]
-            if timed or len(some) <= most:
+            flat = self._link.call("ZRANGE", due, place, place + _PAGE + most, "WITHSCORES")
+            timed = [one for one in zip(flat[::2], flat[1::2], strict=True) if _order(one) > behind]
+            is_end, is_all = len(flat) // 2 <= _PAGE + most, len(timed) <= most
+            if timed or is_end:
+                timed = timed[:most]
                 rows = [row for row in self._rows(timed) if ticket in ("", row.ticket_id)]
-                return len(some) <= most, _cursor(timed[-1][1], timed[-1][0]) if timed else after, rows
+                return is_end and is_all, _cursor(timed[-1][1], timed[-1][0]) if timed else after, rows
             place += most
 
     def _rows(self, timed: Sequence[tuple[bytes, bytes]]) -> Iterator[DelayedRow]:
