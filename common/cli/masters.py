@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import requests
 
-_TIMEOUT_S = 2.0
+_CONNECT_S, _TIMEOUT_S = 1.0, 2.0
 
 
 class ProbeAnswer(NamedTuple):
@@ -18,13 +18,14 @@ class ProbeAnswer(NamedTuple):
     reason: str = ""
 
 
-def ask(url: str, token: str = "") -> ProbeAnswer:
-    """GET a URL of a master; never raises."""
+def ask(url: str, token: str = "", ca: str | bool = True, timeout_s: float = _TIMEOUT_S) -> ProbeAnswer:
+    """GET a URL of a master; never raises. ``ca``: a file of certificates that are trusted, in place of the system's;
+    ``timeout_s``: for the answer."""
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
         with requests.Session() as asking:
-            asking.trust_env = False  # no proxy: these are this machine's own addresses
-            answer = asking.get(url, headers=headers, timeout=_TIMEOUT_S)
+            asking.trust_env, asking.verify = False, ca  # our own addresses: no proxy
+            answer = asking.get(url, headers=headers, timeout=(_CONNECT_S, timeout_s), allow_redirects=False)
             return ProbeAnswer(answer.status_code, answer.json() if "json" in answer.headers["Content-Type"] else None)
     except (OSError, ValueError, KeyError) as failed:  # those of requests are OSError; or it is none of ours
         return ProbeAnswer(0, None, str(failed))

@@ -77,11 +77,6 @@ def incidents(count: int, tickets: int, seed: int) -> Iterator[Outgoing]:
         yield Outgoing(f"INC{rank:07d}", fields)
 
 
-def numbered(messages: Iterable[Outgoing], name: str) -> Iterator[Outgoing]:
-    for number, message in enumerate(messages, 1):
-        yield Outgoing(message.ticket_id, {**message.fields, "uid": f"{name}-{number}"})
-
-
 class CsvSource(contextlib.AbstractContextManager["CsvSource"]):
     """A CSV file whose rows are messages: column ``key`` names the ticket, every column becomes a field.
 
@@ -327,7 +322,10 @@ def _source(given: dict[str, Any], ticket_field: str, stack: contextlib.ExitStac
     when they are due, and would not."""
     if given["simulate"] is not None:
         made = incidents(given["simulate"], given["tickets"], given["seed"])
-        return numbered(made, f"simulated-{given['seed']}-{given['tickets']}") if given["dedup"] else made
+        if not given["dedup"]:
+            return made
+        name = f"simulated-{given['seed']}-{given['tickets']}"
+        return (Outgoing(one.ticket_id, {**one.fields, "uid": f"{name}-{n}"}) for n, one in enumerate(made, 1))
     fields = fields_of(given["fields"], ticket_field)
     source: Any = [Outgoing(given["ticket"], fields)]
     names, uid = list(fields), "field uid=..."

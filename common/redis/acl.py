@@ -176,13 +176,13 @@ _MASTER = _words(
     "drain deregister forget_attempts elect "
     "next_generation register redrive read_letters trim change_rules "
     "order find_entries send read_fields "
-    "due_delayed send_delayed move_delayed read_delayed"
+    "due_delayed send_delayed move_delayed"
 )
 _GATHERING = ("gather", "look_at_sources")
 _MASTER_SENDS = _words(
     "xread xreadgroup xrange xrevrange xlen xpending xinfo|stream xinfo|groups xinfo|consumers xgroup|create "
     "watch xclaim hset set memory|usage client|tracking get getex mget pttl exists hget hgetall hmget hscan hlen hdel "
-    "pexpire xadd time zrange zcard zscore xdel zrem type"
+    "pexpire xadd time zrange zcard zcount zrank zscore xdel zrem type"
 )
 _HEAD = """\
 # Users of Redis for Usher, with the rights that each kind of program needs and no more. Made by

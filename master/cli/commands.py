@@ -30,7 +30,7 @@ from usher.common.base.text import escape_control, json_line, json_safe, label, 
 from usher.common.cli.progress import progress
 from usher.common.cli.send import fields_of
 from usher.common.outbox.rows import TicketRows
-from usher.common.protocol.keys import Keys
+from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import (
     LONGEST_TICKET,
     UID_FIELD,
@@ -368,9 +368,10 @@ def trim(
     has looked."""
     with ui.configured(flags, "trim", timeout_s=30.0) as at:
         settings = at.settings
-        trimming = Trimming(at.link, Keys(settings.one_stream, settings.group))
+        keys = Keys(settings.one_stream, settings.group)
         if any(forget.values()):
-            sys.exit(_forget(trimming, **forget))
+            sys.exit(_forget(at.link, keys, **forget))
+        trimming = Trimming(at.link, keys)
         facts = trimming.facts()
         wished = [] if keep_s is None else [young(wall_ms(), keep_s)]
         decision = decide(facts, archived_only=archived_only, wished=wished)
@@ -388,21 +389,22 @@ def trim(
     sys.exit(1 if isinstance(decision, Refused) or trouble else 0)
 
 
-def _forget(trimming: Trimming, forget: str | None, forget_group: str | None, forget_archive: bool) -> int:
-    found = True
-    if forget_archive:
-        found = trimming.forget_archive()
-        click.echo("the archive is forgotten" if found else "usher: no archive is noted for this stream", err=not found)
-    for name, what, do in (
-        (forget, "checkpoint", trimming.forget),
-        (forget_group, "saved position of group", trimming.forget_group),
-    ):
-        if name and do(name):
-            click.echo(f"{what} {name} is forgotten: entries are no longer kept for it")
-        elif name:
-            found = False
-            click.echo(f"usher: there is no {what} {name}; `usher trim` lists them", err=True)
-    return 0 if found else 1
+def _forget(link: Link, keys: Keys, forget: str | None, forget_group: str | None, forget_archive: bool) -> int:
+    """Forget readers that no longer exist. One that does notes its place again."""
+    log_keys = LogKeys(keys.stream)
+    ways: dict[str, tuple[Any, ...]] = {
+        f"checkpoint {forget}": (forget, "HDEL", log_keys.checkpoints, forget),
+        f"saved position of group {forget_group}": (forget_group, "HDEL", log_keys.groups, forget_group),
+        "archive": (forget_archive, "DEL", log_keys.archived, keys.archived),
+    }
+    code = 0
+    for what, (is_asked, *command) in ways.items():
+        if is_asked and link.call(*command):
+            click.echo(f"{what} is forgotten: entries are no longer kept for it")
+        elif is_asked:
+            code = 1
+            click.echo(f"usher: there is no {what}; `usher trim` lists them", err=True)
+    return code
 
 
 def _cut(trimming: Trimming, decision: Cut, archived_only: bool, would: int) -> tuple[int, str]:

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, Literal, get_args, get_origin
 
 import click
-import requests
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +23,7 @@ from rich.text import Text
 from usher.common.base.durations import Duration
 from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, json_line, label, pluralize
+from usher.common.cli.masters import ask
 from usher.common.cli.progress import progress
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import is_id
@@ -84,18 +84,11 @@ def confirm(question: str, yes: bool, as_json: bool) -> None:
 def _ask(settings: CommonSettings, url: str, path: str) -> dict[str, Any] | None:
     """Return a master's answer to a GET; None when it does not answer with a document. Raises StartRefused when the
     file of certificates that are trusted is not there."""
-    headers = {"Authorization": f"Bearer {settings.api_token}"} if settings.api_token else {}
     ca = settings.tls_ca and settings.tls_ca.expanduser()
     if ca and not ca.exists():
         raise StartRefused(f"USHER_TLS_CA: there is no {settings.tls_ca}")
-    try:
-        with requests.Session() as asking:
-            asking.trust_env, asking.verify = False, str(ca) if ca else True  # our own addresses: no proxy
-            answered = asking.get(url + path, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
-            document = answered.json() if answered.status_code == 200 else None
-    except (requests.RequestException, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
+    answer = ask(url + path, settings.api_token, str(ca) if ca else True, _READ_S)
+    return answer.document if answer.status == 200 and isinstance(answer.document, dict) else None
 
 
 @contextlib.contextmanager
@@ -231,7 +224,7 @@ def console() -> Console:
 
 
 #: Seconds that the leader may take: it asks a consumer in turn.
-_CONNECT_S, _READ_S = 1.0, 5.0
+_READ_S = 5.0
 
 
 def why_option(more: str = "", has_filter: bool = False) -> Callable[[Any], Any]:

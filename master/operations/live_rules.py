@@ -115,18 +115,6 @@ class LiveRules:
         known = self._former(chosen, reply)
         return None if reply[0] == b"NONE" else RuleSetChange("lifted", int(reply[1]), None, known)
 
-    def drain(self, name: str, by: By) -> RuleSetChange | None:
-        """Hand nothing more to the consumer ``name``, whatever its incarnation; None: no consumer of that name is
-        registered. It finishes the messages that it has; new ones go to others. Raises TooManyRules."""
-        if self._link.call("HGET", self._keys.consumers, name) is None:
-            return None
-        return self.set(Rule(Target.CONSUMER, name, RuleAction.PAUSE, None, by.why, by.who), by, "drain")
-
-    def resume(self, name: str, by: By) -> RuleSetChange | None:
-        """End an operator's drain; None: there was none. A consumer that drains because it shuts down goes on with
-        that."""
-        return self.lift(rule_id(Target.CONSUMER, name), by, "resume")
-
     def _former(self, chosen: str, reply: list[bytes]) -> Rule | None:
         return parse(chosen.encode(), reply[2]) if len(reply) > 2 and reply[2] else None
 

@@ -10,6 +10,7 @@ that may move (``usher.master.dispatch.events``).
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from usher.common.base.clock import now_s
 from usher.common.base.text import pluralize
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.message import DUE_FIELD, FOR_FIELD, first_value, ticket_value
+from usher.common.protocol.message import DUE_FIELD, FOR_FIELD, LONGEST_TICKET, first_value, ticket_value
 from usher.common.protocol.stream_id import ZERO, from_rank, is_id, milliseconds, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs, redis_ms
@@ -199,8 +200,10 @@ class DeadLetters:
 _PAGE = 200
 #: Most messages that one call of a step changes.
 _MOVED_AT_ONCE = 200
-#: Fields of a message that a row has, and bytes of a name or value.
-_FIELDS_SHOWN, _BYTES_SHOWN = 8, 120
+#: Messages whose bodies are read together.
+_BODIES = 20
+#: Fields of a message that a row has; bytes of a name or value; and characters of a ticket or stream.
+_FIELDS_SHOWN, _BYTES_SHOWN, _NAME_SHOWN = 8, 120, 2 * LONGEST_TICKET
 #: A time as Redis writes it.
 _TIME = re.compile(r"[0-9]{1,16}(?:\.[0-9]{1,16})?")
 #: The latest time to which a message may be moved, from now: later is a slip of the pen.
@@ -287,8 +290,7 @@ class DelayedView:
         before; with a cursor and fewer of them when the time is over. Raises ValueError for what is no cursor."""
         cursor, rows, ends_s = after, list[DelayedRow](), now_s() + within_s
         while True:
-            is_all, last, found = self._read(cursor, _PAGE if ticket else min(_PAGE, most - len(rows)), ticket)
-            cursor = _cursor(*last) if last[1] else cursor
+            is_all, cursor, found = self._read(cursor, _PAGE if ticket else min(_PAGE, most - len(rows)), ticket)
             rows += found
             if len(rows) > most:
                 return DelayedPage(rows[:most], rows[most - 1].cursor)
@@ -299,23 +301,48 @@ class DelayedView:
 
     def chosen(self, ids: Sequence[str]) -> list[DelayedRow]:
         """Return those of these messages that wait and are in order, the earliest first."""
-        rows, left = list[DelayedRow](), [member_of(entry_id) for entry_id in ids]
-        while left:
-            is_all, (_, member), found = self._read(None, len(left), "", left)
-            rows += found
-            left = [] if is_all else left[left.index(member.decode()) + 1 :]
-        return sorted(rows, key=lambda row: (float(row.cursor.partition("_")[0]), rank(row.id.encode())))
+        members = [member_of(entry_id) for entry_id in ids]
+        times = self._link.all_of([("ZSCORE", self._log.due, member) for member in members])
+        waiting = [(one.encode(), time) for one, time in zip(members, times, strict=True) if time is not None]
+        return [*self._rows(sorted(waiting, key=_order))]
 
-    def _read(
-        self, after: str | None, most: int, ticket: str, members: Sequence[str] = ()
-    ) -> tuple[bool, tuple[bytes, bytes], list[DelayedRow]]:
-        time, entry_id = _parse_cursor(after)
-        behind = (time, member_of(entry_id) if entry_id else "", most, _FIELDS_SHOWN, _BYTES_SHOWN)
-        of_ticket = (self._field, ticket.encode("utf-8", "surrogateescape"), "1" if self._by_stream else "")
-        is_all, *last, rows = self._link.run(
-            "read_delayed", (self._log.delayed, self._log.due), (*behind, *of_ticket, *members)
-        )
-        return bool(is_all), (last[0], last[1]), [_row(self._field, *row) for row in rows]
+    def _read(self, after: str | None, most: int, ticket: str) -> tuple[bool, str | None, list[DelayedRow]]:
+        """Look at up to ``most`` behind a cursor. Return whether there are no more, the cursor behind the last one, and
+        the rows. Places shift while others are sent: so we look from a page before the cursor on, and leave out what is
+        not behind it."""
+        due, place, behind = self._log.due, 0, (-math.inf, b"")
+        if after is not None:
+            time, entry_id = _parse_cursor(after)
+            behind = (float(time), member_of(entry_id).encode())
+            questions = [("ZSCORE", due, behind[1]), ("ZRANK", due, behind[1]), ("ZCOUNT", due, "-inf", f"({time}")]
+            its_time, its_place, earlier = self._link.all_of(questions)
+            place = its_place if its_time is not None and float(its_time) == behind[0] else earlier
+            place = max(0, place - _PAGE)
+        while True:
+            flat = self._link.call("ZRANGE", due, place, place + _PAGE + most, "WITHSCORES")
+            timed = [one for one in zip(flat[::2], flat[1::2], strict=True) if _order(one) > behind]
+            is_end, is_all = len(flat) // 2 <= _PAGE + most, len(timed) <= most
+            if timed or is_end:
+                timed = timed[:most]
+                rows = [row for row in self._rows(timed) if ticket in ("", row.ticket_id)]
+                return is_end and is_all, _cursor(timed[-1][1], timed[-1][0]) if timed else after, rows
+            place += most
+
+    def _rows(self, timed: Sequence[tuple[bytes, bytes]]) -> Iterator[DelayedRow]:
+        """Yield the rows of these members, each with its time. Their bodies come a few at a time: they may be large."""
+        elsewhere = (DUE_FIELD, FOR_FIELD, self._field)
+        for at in range(0, len(timed), _BODIES):
+            some = timed[at : at + _BODIES]
+            bodies = self._link.all_of([("XRANGE", self._log.delayed, member, member) for member, _ in some])
+            for (member, time), found in zip(some, bodies, strict=True):
+                if not found:
+                    continue  # deleted by hand
+                flat, cursor = found[0][1], _cursor(time, member)
+                first = zip(flat[: 2 * _FIELDS_SHOWN : 2], flat[1 : 2 * _FIELDS_SHOWN : 2], strict=True)
+                fields = [(_beginning(name), _beginning(value)) for name, value in first if name not in elsewhere]
+                stream = (first_value(flat, FOR_FIELD) or b"").decode(errors="replace")[:_NAME_SHOWN]
+                facts = (self._ticket_of(flat)[:_NAME_SHOWN], stream, sum(map(len, flat)), len(flat) // 2)
+                yield DelayedRow(cursor.partition("_")[2], int(float(time)), *facts, fields, cursor)
 
     def last_id(self) -> bytes:
         newest = self._link.call("XREVRANGE", self._log.delayed, "+", "-", "COUNT", 1)
@@ -379,22 +406,12 @@ def chosen_delayed(count: int, first: str, due_ms: int | None) -> str:
     return f"{pluralize(count, 'delayed message')}, from {first}" + (f", to {moved}" if moved else "")
 
 
-def _row(
-    ticket_field: bytes,
-    member: bytes,
-    time: bytes,
-    stream: bytes,
-    ticket: bytes,
-    size: int,
-    field_count: int,
-    first: list[bytes],
-) -> DelayedRow:
-    texts = [part.decode("utf-8", "backslashreplace") for part in first]
-    cursor = _cursor(time, member)
-    elsewhere = (DUE_FIELD.decode(), FOR_FIELD.decode(), ticket_field.decode())
-    fields = [(name, value) for name, value in zip(texts[::2], texts[1::2], strict=True) if name not in elsewhere]
-    facts = (ticket.decode("utf-8", "surrogateescape"), stream.decode(errors="replace"), size, field_count)
-    return DelayedRow(cursor.partition("_")[2], int(float(time)), *facts, fields, cursor)
+def _order(timed: tuple[bytes, bytes]) -> tuple[float, bytes]:
+    return float(timed[1]), timed[0]
+
+
+def _beginning(part: bytes) -> str:
+    return part[:_BYTES_SHOWN].decode("utf-8", "backslashreplace")
 
 
 def _cursor(time: bytes, member: bytes) -> str:

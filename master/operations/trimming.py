@@ -58,7 +58,7 @@ class Trimming:
     """The steps of trimming one stream, over a link of the caller's thread."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
-        self._link, self._keys, self._log_keys = link, keys, LogKeys(keys.stream)
+        self._link, self._keys = link, keys
 
     def facts(self) -> RetentionFacts:
         """Return what each reader needs now. Raises CommandRefused, GroupMissing, and what ``Link.call`` raises."""
@@ -82,19 +82,6 @@ class Trimming:
             if total >= COUNTED:
                 break
         return total
-
-    def forget(self, name: str) -> bool:
-        """Remove the checkpoint of a log consumer that no longer exists. Return whether there was one."""
-        return bool(self._link.call("HDEL", self._log_keys.checkpoints, name))
-
-    def forget_group(self, name: str) -> bool:
-        """Remove the saved position of a group that no longer exists. Return whether there was one. A living group
-        saves it again."""
-        return bool(self._link.call("HDEL", self._log_keys.groups, name))
-
-    def forget_archive(self) -> bool:
-        """Remove the archive's note. Return whether there was one. The next `usher audit archive` writes it again."""
-        return bool(self._link.call("DEL", self._log_keys.archived, self._keys.archived))
 
 
 def cut_each(

@@ -1072,17 +1072,21 @@ _DRAINED = {404: "unknown_consumer", 409: "too_many_rules"}
 def drain(view: View, args: Args, name: str) -> Outcome:
     """Hand nothing more to a consumer: it finishes its messages, and new ones go to others. This holds for the name,
     also after a restart, until `usher consumers resume`."""
-    changed = view.rules.drain(name, view.by)
-    held = pluralize(changed.handed_over, "message") if changed is not None else ""
+    if view.link.call("HGET", view.keys.consumers, name) is None:
+        return _changed(None, "unknown_consumer", "no consumer of that name is registered")
+    rule = Rule(Target.CONSUMER, name, RuleAction.PAUSE, reason=view.by.why, who=view.by.who)
+    changed = view.rules.set(rule, view.by, "drain")
+    held = pluralize(changed.handed_over, "message")
     says = f"{name} is drained: it is handed nothing more and finishes its messages ({held})"
-    return _changed(changed, "unknown_consumer", "no consumer of that name is registered", name, says)
+    return _changed(changed, "", "", name, says)
 
 
 @verb("consumers resume", "POST /consumers/<name>/resume", Args, {200: RuleSetChange}, {404: "not_drained"})
 def resume_consumer(view: View, args: Args, name: str) -> Outcome:
     """Resume a consumer that an operator has drained. One that shuts down goes on with that."""
     nobody = "no consumer of that name was drained by an operator"
-    return _changed(view.rules.resume(name, view.by), "not_drained", nobody, name, f"{name} gets work again")
+    changed = view.rules.lift(rule_id(Target.CONSUMER, name), view.by, "resume")
+    return _changed(changed, "not_drained", nobody, name, f"{name} gets work again")
 
 
 #: Most jobs that are remembered, and most items that are named because nothing was done for them.

@@ -1,4 +1,4 @@
-"""move_delayed.lua and read_delayed.lua: what operators do with delayed messages, also at the very
+"""move_delayed.lua: what operators do with delayed messages, also at the very
 moment at which these are sent."""
 
 from __future__ import annotations
@@ -297,3 +297,18 @@ def test_a_search_that_takes_too_long_says_where_it_goes_on(world: World, view: 
 def test_what_is_no_cursor_is_refused(world: World, view: DelayedView, cursor: str) -> None:
     with pytest.raises(ValueError, match="cursor"):
         view.page(cursor, 10)
+
+
+def test_what_is_sent_between_two_looks_at_a_page_hides_nothing(world: World, view: DelayedView) -> None:
+    ids = [delay(world, b"%d" % number, FUTURE + number).decode() for number in range(60)]
+    world.elect().due_delayed(100)
+    cursor, real = view.page(None, 20).cursor, view._link.all_of
+
+    def later(commands):  # type: ignore[no-untyped-def]
+        answers = real(commands)
+        if commands[0][0] == "ZSCORE":
+            assert set(_words(DelayedView(world.link, world.keys, "ticket_id").drop(ids[:10]))) == {"dropped"}
+        return answers
+
+    view._link.all_of = later  # type: ignore[method-assign]
+    assert [row.ticket_id for row in view.page(cursor, 20).rows] == [str(number) for number in range(20, 40)]

@@ -32,8 +32,7 @@ def test_each_number_of_a_script_is_checked(name: str) -> None:
     used = re.findall(r"tonumber\(ARGV\[(\d+)\]\)|'(?:PX|COUNT|LIMIT|MAXLEN|~|IDLE)', ARGV\[(\d+)\]", text)
     used += re.findall(r"(?:'PEXPIRE', \w+(?:\[\d\])?, |note_run\(KEYS\[\d\], )ARGV\[(\d+)\]()", text)
     unchecked = {int(one or other) for one, other in used} - set(_declared(name))
-    excused = {"read_delayed": {1}}.get(name, set())  # "" or a time, compared with others
-    assert unchecked <= excused
+    assert not unchecked
 
 
 @pytest.mark.parametrize("step", _CALLS)
