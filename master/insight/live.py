@@ -544,7 +544,7 @@ class Follower:
 
 
 class TicketFeed(Service):
-    """The service behind ``/events``. All its fields below the mailbox belong to its thread."""
+    """The service behind ``/events``. All its fields below ``_came`` belong to its thread."""
 
     name = "feed"
 
@@ -554,10 +554,9 @@ class TicketFeed(Service):
         self._streams = (keys.stream, keys.runs, keys.dead)
         self._field = ticket_field.encode()
         self._live = streams
-        self._mailbox: deque[tuple[str, Follower]] = deque()
-        self._followers: dict[bytes, dict[Follower, None]] = {}
-        self._seen: dict[bytes, Mapping[str, Any]] = {}  # the last row of each
-        self._values: dict[bytes, tuple[bytes | None, str]] = {}  # the records and rules that _seen was made of
+        self._came = deque[Follower]()
+        self._followers: list[Follower] = []
+        self._seen: dict[bytes, Mapping[str, Any]] = {}  # by followed ticket, its row at the last look
         self._book, self._rule_of = Rulebook(), lru_cache(_RULED)(Rulebook().of)
         self._look_at_s = 0.0
         self._positions_at_s = 0.0
@@ -568,8 +567,9 @@ class TicketFeed(Service):
         """Begin an answer with the events of ``ticket`` from now on, and first those missed since ``position``. Raises
         Problem."""
         follower = Follower(ticket, position, with_fields, behind=position is not None)
-        follower.live = self._live.open(who, lambda: self._post("left", follower), lambda: self._written(follower))
-        self._post("came", follower)
+        follower.live = self._live.open(who, self.wake, lambda: self.wake() if follower.behind else None)
+        self._came.append(follower)
+        self.wake()
         return follower.live
 
     def follow_message(self, who: str, uid: str, last: str) -> LiveStream:
@@ -600,22 +600,15 @@ class TicketFeed(Service):
                     if what != b"progress":
                         return
 
-    def _written(self, follower: Follower) -> None:
-        if follower.behind:
-            self.wake()
-
-    def _post(self, what: str, follower: Follower) -> None:
-        self._mailbox.append((what, follower))
-        self.wake()
-
     # -- the turn
 
     def run_once(self) -> float:
-        for _ in range(len(self._mailbox)):
-            self._take(*self._mailbox.popleft())
+        while self._came:
+            self._followers.append(self._came.popleft())
+            self._look_at_s = 0.0
+        self._followers = [one for one in self._followers if not one.live.closed]
         if not self._followers:
-            self._seen.clear()
-            self._values.clear()
+            self._seen = {}
             return _EMPTY_S
         more = [self._pass_on(group) for group in self._groups()]
         now = now_s()
@@ -624,7 +617,8 @@ class TicketFeed(Service):
             self._look()
         if now >= self._positions_at_s:
             self._positions_at_s = now + _POSITION_S
-            self._tell_positions()
+            for one in self._followers:
+                one.live.send(f"id: {position_text(one.position or ())}\n\n".encode())
         return 0.0 if any(more) else _LOOK_S
 
     def on_end(self) -> None:
@@ -632,34 +626,15 @@ class TicketFeed(Service):
 
     # -- its parts
 
-    def _take(self, what: str, one: Follower) -> None:
-        if what == "came":
-            if not one.live.closed:
-                self._followers.setdefault(one.ticket, {})[one] = None
-                self._tell_again(one.ticket)
-            return
-        followers = self._followers.get(one.ticket, {})
-        followers.pop(one, None)
-        if not followers:
-            self._followers.pop(one.ticket, None)
-            self._seen.pop(one.ticket, None)
-            self._values.pop(one.ticket, None)
-
-    def _tell_again(self, ticket: bytes) -> None:
-        """Let the next look, which is at once, send the state of a ticket, changed or not."""
-        self._values.pop(ticket, None)
-        self._look_at_s = 0.0
-
     def _groups(self) -> list[list[Follower]]:
         """Return the followers by their positions: most are where the streams end. Those that are behind get on as fast
         as they read."""
-        everybody = [one for followers in self._followers.values() for one in followers]
-        if fresh := [one for one in everybody if one.position is None]:
+        if fresh := [one for one in self._followers if one.position is None]:
             ends = [bytes(facts.get(b"last-generated-id", ZERO)) for facts in self._facts()]
             for one in fresh:
                 one.position = list(ends)
         groups = defaultdict[tuple[Any, ...], list[Follower]](list)
-        for one in everybody:
+        for one in self._followers:
             if not one.behind or one.live.unwritten <= _ENOUGH_BYTES:
                 groups[(one.behind, *(one.position or ()))].append(one)
         return list(groups.values())
@@ -693,7 +668,7 @@ class TicketFeed(Service):
             follower.position = list(position)
             if behind and known_to == math.inf:
                 follower.behind = False
-                self._tell_again(follower.ticket)
+                self._look_at_s = 0.0
         return known_to < math.inf
 
     def _dispatch(
@@ -734,6 +709,8 @@ class TicketFeed(Service):
         ]
 
     def _send(self, follower: Follower, events: Sequence[Event]) -> None:
+        if not events:
+            return
         for one in events:
             one.data.setdefault("time_ms", wall_ms())
         events = events if follower.with_fields else list(map(without_fields, events))
@@ -767,44 +744,25 @@ class TicketFeed(Service):
     # -- the index
 
     def _look(self) -> None:
-        tickets = list(self._followers)
-        for at in range(0, len(tickets), 1000):
-            some = tickets[at : at + 1000]
-            asked: list[tuple[str | bytes, ...]] = [
-                ("HMGET", self._keys.tickets, *some),
-                ("HGET", self._keys.counters, "rules"),
-            ]
-            values, version = self._link.all_of(asked)
-            if (version or b"") != self._book.version:
-                self._book = read_rules(self._link, self._keys)
-                self._rule_of = lru_cache(_RULED)(self._book.of)
-            held = [
-                (value, rule.told() if (rule := self._rule_of(ticket)) is not None else "")
-                for ticket, value in zip(some, values, strict=True)
-            ]
-            # Skip tickets that are as they were before: most are.
-            looked = zip(some, held, strict=True)
-            for ticket, now in looked:
-                if self._values.get(ticket) != now:
-                    self._values[ticket] = now
-                    self._tell_state(ticket, followed_row(ticket, now[0], self._rule_of(ticket)))
-
-    def _tell_state(self, ticket: bytes, row: Mapping[str, Any]) -> None:
-        before, self._seen[ticket] = self._seen.get(ticket), row
-        news = list(changes(ticket, before, row)) if before is not None else []
-        for follower in self._followers[ticket]:
-            if follower.behind:
-                continue
-            if not follower.greeted:
-                follower.greeted = True
-                self._send(follower, [Event(ticket, "state", dict(row))])
-            elif news:
-                self._send(follower, news)
-
-    def _tell_positions(self) -> None:
-        for followers in self._followers.values():
-            for follower in followers:
-                follower.live.send(f"id: {position_text(follower.position or ())}\n\n".encode())
+        """Send each follower the state of its ticket, and then what changes in it."""
+        by_ticket, before = defaultdict[bytes, list[Follower]](list), self._seen
+        for one in self._followers:
+            by_ticket[one.ticket].append(one)
+        asked = [("HMGET", self._keys.tickets, *by_ticket), ("HGET", self._keys.counters, "rules")]
+        values, version = self._link.all_of(asked)
+        if (version or b"") != self._book.version:
+            self._book = read_rules(self._link, self._keys)
+            self._rule_of = lru_cache(_RULED)(self._book.of)
+        self._seen = {
+            ticket: followed_row(ticket, value, self._rule_of(ticket))
+            for ticket, value in zip(by_ticket, values, strict=True)
+        }
+        for ticket, row in self._seen.items():
+            news = list(changes(ticket, before[ticket], row)) if ticket in before else []
+            for one in by_ticket[ticket]:
+                if not one.behind:
+                    self._send(one, news if one.greeted else [Event(ticket, "state", dict(row))])
+                    one.greeted = True
 
 
 def _gap(ticket: bytes, source: int, last: bytes) -> Event:
