@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, log10
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from usher.common.protocol.keys import Keys
@@ -19,7 +18,7 @@ from usher.master.insight.stats import stream_sums
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
 from usher.master.policy import charts
-from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, MINUTE_MS, ChartSpan, percentile_ms
+from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, MINUTE_MS, ChartSpan
 from usher.master.policy.rates import sample_of
 
 #: Bytes of the run log that are read for a minute, from its begin on, and records per call.
@@ -122,71 +121,50 @@ _MARKS["deploy"] = ("code {}", "{} deploys")
 #: Milliseconds between two marks of the time axis, by span.
 _TIMES = {"1 hour": 600_000, "24 hours": 4 * 3_600_000}
 
-Value = Callable[[Mapping[str, Any]], float | None]
 
-
-class Series(NamedTuple):
-    """A line of a chart; ``kind`` is its look: what went ``bad`` is bars below, with a scale of their own."""
-
-    label: str
-    kind: str
-    value: Value
-
-
-class ChartKind(NamedTuple):
-    """A chart: ``unit`` is a format of ``usher.master.insight.formatting``."""
+class _ChartKind(NamedTuple):
+    """A chart: ``unit`` is a format of ``usher.master.insight.formatting``; of each series its label, its look, and its
+    name in a row. What went ``bad`` is bars below, with a scale of their own."""
 
     title: str
     unit: str
-    series: tuple[Series, ...]
+    series: tuple[tuple[str, str, str], ...]
 
 
-def _rate(of: Value) -> Value:
-    def value(point: Mapping[str, Any]) -> float | None:
-        count = of(point)
-        return None if count is None or not point["ms"] else 1000 * float(count) / float(point["ms"])
+_DONE, _FAILED = ("done", "two", "done"), ("failed", "bad", "failed")
+_LEFT_OVER = ("unread (lag)", "one", "lag"), ("pending", "two", "pending"), ("given up", "bad", "letters")
+_TIMED = (
+    _ChartKind("Wait from sent to start", "duration", (("p50", "two", "wait_50"), ("p99", "one", "wait_99"))),
+    _ChartKind("Handler time", "duration", (("p50", "two", "took_50"), ("p99", "one", "took_99"))),
+)
+_OF_ALL = (
+    _ChartKind("Per second", "number", (("sent", "one", "sent"), _DONE, _FAILED)),
+    _ChartKind("Unfinished", "number", _LEFT_OVER),
+    *_TIMED,
+)
+_OF_PART = (_ChartKind("Per second", "number", (_DONE, _FAILED)), *_TIMED)
+_OF_TENANT = (
+    _ChartKind("Handed over per second", "number", (("handed over", "one", "given"),)),
+    _ChartKind("Waiting", "number", (("tickets", "two", "waiting"),)),
+)
+#: Counts that are drawn per second.
+_RATES = ("sent", "done", "given")
 
-    return value
 
-
-def _of_part(key: str, group: str, name: str) -> Value:
-    return lambda point: point[group].get(name, {}).get(key, 0)
-
-
-def _percentile(key: str, share: float, group: str, name: str) -> Value:
-    return lambda point: percentile_ms(point[group].get(name, {}), key, share)
-
-
-def _of_tenant(at: int, name: str) -> Value:
-    return lambda point: float(point["tenants"].get(name, (0, 0))[at])
-
-
-def kinds(consumer: str, tenant: str, source: str) -> tuple[ChartKind, ...]:
+def _row(point: Mapping[str, Any], consumer: str, tenant: str, source: str) -> dict[str, float | None]:
+    """Return what a point says of a tenant, a source or a consumer; of everything without one."""
     if tenant:
-        given = Series("handed over", "one", _rate(_of_tenant(0, tenant)))
-        waiting = Series("tickets", "two", _of_tenant(1, tenant))
-        return ChartKind("Handed over per second", "number", (given,)), ChartKind("Waiting", "number", (waiting,))
-    part = (BY_SOURCE, source) if source else (BY_CONSUMER, consumer or ALL)
-    failed = Series("failed", "bad", _of_part("failed", *part))
-    if consumer or source:
-        done = Series("done", "two", _rate(_of_part("done", *part)))
-        moved = [ChartKind("Per second", "number", (done, failed))]
+        given, waiting = point["tenants"].get(tenant, (0, 0))[:2]
+        row: dict[str, float | None] = {"given": given, "waiting": waiting}
     else:
-        sent, done = (Series(name, look, _rate(itemgetter(name))) for name, look in (("sent", "one"), ("done", "two")))
-        failed = failed._replace(value=itemgetter("failed"))
-        given_up = Series("given up", "bad", lambda point: point.get("letters"))
-        left = Series("unread (lag)", "one", itemgetter("lag")), Series("pending", "two", itemgetter("pending"))
-        moved = [ChartKind("Per second", "number", (sent, done, failed))]
-        moved.append(ChartKind("Unfinished", "number", (*left, given_up)))
-    timed = [
-        ChartKind(
-            title,
-            "duration",
-            (Series("p50", "two", _percentile(key, 0.5, *part)), Series("p99", "one", _percentile(key, 0.99, *part))),
-        )
-        for key, title in (("w", "Wait from sent to start"), ("t", "Handler time"))
-    ]
-    return (*moved, *timed)
+        group, name = (BY_SOURCE, source) if source else (BY_CONSUMER, consumer or ALL)
+        row = charts.measured(point[group].get(name, Counter()))
+        if name == ALL:
+            row |= {name: point.get(name) for name in ("sent", "done", "failed", "lag", "pending", "letters")}
+    for name in _RATES:
+        count = row.get(name)
+        row[name] = None if count is None or not point["ms"] else 1000 * count / point["ms"]
+    return row
 
 
 class _Frame(NamedTuple):
@@ -227,21 +205,38 @@ class _Frame(NamedTuple):
         return [(self.x(ms), ms, text.format(name if count == 1 else count)) for (ms, name), text, count in told]
 
 
-def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: ChartSpan, now_ms: int) -> dict[str, Any]:
+def draw(
+    points: Sequence[Mapping[str, Any]],
+    span: ChartSpan,
+    now_ms: int,
+    consumer: str = "",
+    tenant: str = "",
+    source: str = "",
+) -> list[dict[str, Any]]:
+    """Return the charts of a tenant, a source or a consumer, of everything without one."""
+    rows = [_row(point, consumer, tenant, source) for point in points]
+    kinds = _OF_TENANT if tenant else _OF_PART if consumer or source else _OF_ALL
+    return [_draw(kind, points, rows, span, now_ms) for kind in kinds]
+
+
+def _draw(
+    kind: _ChartKind,
+    points: Sequence[Mapping[str, Any]],
+    of_points: Sequence[Mapping[str, float | None]],
+    span: ChartSpan,
+    now_ms: int,
+) -> dict[str, Any]:
     """Return the chart as a template needs it: lines, in pieces where points are missing, bars, what happened, marks of
     both axes, and a table, whose rows are also shown where somebody points."""
-    columns = [[series.value(point) for point in points] for series in kind.series]
-    both = list(zip(kind.series, columns, strict=True))
-    top, step = _scale(
-        max((one or 0 for series, column in both if series.kind != "bad" for one in column), default=0.0)
-    )
+    columns = [(label, look, [row[name] for row in of_points]) for label, look, name in kind.series]
+    top, step = _scale(max((one or 0 for _, look, column in columns if look != "bad" for one in column), default=0.0))
     frame = _Frame(now_ms - span.length_ms, span, top)
     times = [max(frame.since_ms, int(point["t"])) for point in points]
-    rows = [(int(point["t"]), list(row)) for point, row in zip(points, zip(*columns, strict=True), strict=True)]
+    rows = [(int(point["t"]), [column[at] for _, _, column in columns]) for at, point in enumerate(points)]
     drawn: dict[str, Any] = {"title": kind.title, "unit": kind.unit, "lines": [], "bars": [], "rows": rows}
-    for series, column in both:
-        line: dict[str, Any] = {"label": series.label, "kind": series.kind}
-        if series.kind == "bad":
+    for label, look, column in columns:
+        line: dict[str, Any] = {"label": label, "kind": look}
+        if look == "bad":
             line["most"] = max((one or 0 for one in column), default=0)
             drawn["bars"].append(line | {"rects": frame.bars(times, column, line["most"])})
         else:
@@ -249,7 +244,7 @@ def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: ChartSpan, 
     mark_ms, wide = _TIMES[span.label], (_RIGHT - _LEFT) * span.step_ms / span.length_ms
     first_ms = frame.since_ms + span.length_ms // 20  # there, and at the end, is no room for its words
     moments = range(first_ms - first_ms % mark_ms + mark_ms, now_ms - span.length_ms // 40, mark_ms)
-    drawn |= {"marks": frame.marks(points), "labels": [series.label for series in kind.series]}
+    drawn |= {"marks": frame.marks(points), "labels": [label for label, _, _ in kind.series]}
     drawn |= {"wide": round(wide, 1), "bar": round(max(1.5, wide * 0.7), 1)}
     drawn |= {"points": [(frame.x(ms), *row) for ms, row in zip(times, rows, strict=True)]}
     drawn |= {"levels": [(frame.y(step * n), step * n) for n in range(round(top / step) + 1)]}
@@ -278,12 +273,7 @@ def totals(points: Sequence[Mapping[str, Any]], group: str, only: str | None = N
     parts = (item for point in points for item in point[group].items())
     for name, part in ((name, part) for name, part in parts if (name != ALL if only is None else name == only)):
         found.setdefault(name, Counter()).update(part)
-    shares = {f"{key}_{int(100 * share)}": (key[0], share) for key in ("wait", "took") for share in (0.5, 0.99)}
-    rows: list[dict[str, Any]] = [
-        {"name": name, "done": part["done"], "failed": part["failed"]}
-        | {title: percentile_ms(part, *share) for title, share in shares.items()}
-        for name, part in found.items()
-    ]
+    rows: list[dict[str, Any]] = [{"name": name} | charts.measured(part) for name, part in found.items()]
     return sorted(rows, key=lambda row: (-row["done"] - row["failed"], row["name"]))
 
 

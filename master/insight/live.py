@@ -748,8 +748,9 @@ class TicketFeed(Service):
         by_ticket, before = defaultdict[bytes, list[Follower]](list), self._seen
         for one in self._followers:
             by_ticket[one.ticket].append(one)
-        asked = [("HMGET", self._keys.tickets, *by_ticket), ("HGET", self._keys.counters, "rules")]
-        values, version = self._link.all_of(asked)
+        values, version = self._link.all_of(
+            [("HMGET", self._keys.tickets, *by_ticket), ("HGET", self._keys.counters, "rules")]
+        )
         if (version or b"") != self._book.version:
             self._book = read_rules(self._link, self._keys)
             self._rule_of = lru_cache(_RULED)(self._book.of)

@@ -83,6 +83,15 @@ def percentile_ms(part: Mapping[str, int], what: str, share: float) -> float | N
     return None
 
 
+_PERCENTILES = {f"{name}_{int(100 * share)}": (name[0], share) for name in ("wait", "took") for share in (0.5, 0.99)}
+
+
+def measured(part: Counter[str]) -> dict[str, float | None]:
+    """Return what these counts of executions say, by name: how many were done and failed, and percentiles in ms."""
+    shares = {name: percentile_ms(part, *share) for name, share in _PERCENTILES.items()}
+    return {"done": part["done"], "failed": part["failed"], **shares}
+
+
 def gather(runs: Iterable[RunRecord], *, by_stream: bool = False) -> dict[str, Parts]:
     """Count executions: those of each consumer and ``ALL``, and those of each source where tickets are called
     SOURCE/ID (``by_stream``). A message's wait is the time from its id to the start of its first attempt."""

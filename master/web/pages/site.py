@@ -40,7 +40,7 @@ from usher.common.http.auth import CSRF_FIELD, Doorman, csrf_token, doorman, loc
 from usher.common.http.credentials import Role
 from usher.common.protocol.message import ticket_value
 from usher.common.protocol.stream_id import is_id
-from usher.master.charts.keeper import WIDTH, draw, kinds, read_points, totals, turns
+from usher.master.charts.keeper import WIDTH, draw, read_points, totals, turns
 from usher.master.insight.formatting import (
     FILTERS,
     TICKET_COLUMNS,
@@ -179,8 +179,8 @@ def overview() -> str:
     facts["points"] = [one | {"wait_99": told.get("wait_99")} for one, told in zip(points, of_all, strict=True)]
     facts["by_name"] = {row["name"]: row for row in totals(points[-1:], BY_CONSUMER)}
     facts |= {"speed": of_all[-1] if of_all else {}, "consumers": parts.overview.consumers()}
-    of_hour = kinds("", "", "")[0]._replace(title="Last hour, per second")
-    facts["chart"] = draw(of_hour, points, SPANS["1h"], now_ms) if points else None
+    drawn = draw(points, SPANS["1h"], now_ms)[0] | {"title": "Last hour, per second"}
+    facts["chart"] = drawn if points else None
     facts |= {"width": WIDTH, "given_up": given_up[:_GROUPS_OF_OVERVIEW]}
     return render_page("system/overview.html", "overview", **facts)
 
@@ -192,7 +192,7 @@ def consumer(name: str) -> str:
     starts = [ms for one in points for ms, what, text in one["marks"] if (what, text) == ("start", name)]
     of_name = next((row for row in totals(points, BY_CONSUMER) if row["name"] == name), None)
     facts = {"name": name, "rows": rows, "starts": starts[::-1], "day": of_name}
-    drawn = [draw(kind, points, SPANS["24h"], now_ms) for kind in kinds(name, "", "")] if of_name else []
+    drawn = draw(points, SPANS["24h"], now_ms, name) if of_name else []
     return render_page("operations/consumer.html", "consumers", title=name, drawn=drawn, width=WIDTH, **facts)
 
 
@@ -406,7 +406,7 @@ def charts() -> str:
         raise refused("the span must be 1h or 24h")
     now_ms, points = _points(span, of["consumer"])
     facts: dict[str, Any] = {"spans": SPANS, "span": span, "of": of}
-    facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(**of)]}
+    facts |= {"drawn": draw(points, SPANS[span], now_ms, **of)}
     facts |= {"by": {"Consumer": totals(points, BY_CONSUMER), "Source": totals(points, BY_SOURCE)}}
     facts |= {"by_tenant": turns(points), "names": NAMES}
     facts |= {"in_part": sum(one["in_part"] for one in points), "points": len(points), "has_points": bool(points)}
