@@ -1,9 +1,9 @@
 """Live views: what goes on, as it happens, from Redis alone, so that a standby can show it too.
 
 The live overview is the state of the whole system for the page, read once for everybody who watches. While a page is
-open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every other second, in
-one round trip, so that a page finds rates when it opens; more rarely while nothing moves. Open pages ask again every
-two seconds; that is how they learn in time that there is no news. ``usher stuck`` takes two looks of its own.
+open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read once a minute, in one
+round trip, so that a page finds rates when it opens. Open pages ask again every two seconds; that is how they learn in
+time that there is no news. ``usher stuck`` takes two looks of its own.
 
 The feed serves all followers of tickets. Three streams (ticket stream, run log, dead letters) are read on, once for all
 who are at the same place, and the index is looked at for the followed tickets, a few times a second while there are
@@ -64,7 +64,7 @@ from usher.master.policy.explain.explain import (
     since_ms,
 )
 from usher.master.policy.letters import SUDDEN_MS
-from usher.master.policy.rates import Sample, is_still, rates, sample_of
+from usher.master.policy.rates import Sample, rates, sample_of
 from usher.master.policy.rules import Rule, Rulebook, Target
 from usher.master.policy.states import Queue, Seen
 from usher.master.policy.ticket_filter import TicketFilter
@@ -208,9 +208,9 @@ class StuckTickets:
         return known if known.is_exact else Parked(max(known.messages, seen.messages), False)
 
 
-#: Seconds between two looks: while a page is open, while none is, and while nothing moves either; and how long a page
-#: counts as open after it was asked for.
-_EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 30.0, 10.0
+#: Seconds between two looks: while a page is open, and while none is; how long a page counts as open after it was asked
+#: for; and the age of a snapshot that is stale.
+_EVERY_S, _IDLE_EVERY_S, _LOOKS_FOR_S, _STALE_S = 1.0, 60.0, 10.0, 4.0
 #: Seconds that a page waits for a fresh look; a later one reaches it as an event anyway.
 _PATIENCE_S = 0.2
 #: Newest declared losses that are looked at, and tenants that are told of.
@@ -226,7 +226,7 @@ class LiveOverview(Service):
     how many messages of each tenant are unfinished and were handed over so far, in memory, when it leads."""
 
     name = "pulse"
-    stalls_after_s = 3 * _STILL_EVERY_S
+    stalls_after_s = 3 * _IDLE_EVERY_S
 
     def __init__(
         self,
@@ -247,7 +247,6 @@ class LiveOverview(Service):
         self.at_once: float = 5_000  # records of the index looked at in a turn
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
-        self._told: list[Any] = []  # what Redis said of the stream and its groups at the last look
         self._fresh = threading.Condition()
         self._looked_s = 0.0
         self._closely_s = self._watched_s = 0.0
@@ -262,10 +261,10 @@ class LiveOverview(Service):
         ``stale``, says why, and calls nothing OK. The first one may take longer."""
         self._look()
         with self._fresh:
-            if now_s() - self._closely_s > 2 * _IDLE_EVERY_S:
+            if now_s() - self._closely_s > _STALE_S:
                 self.wake()
                 self._fresh.wait(patience_s if self._closely_s else 4 * patience_s)
-            is_late = now_s() - max(self._closely_s, self._watched_s) > 2 * _IDLE_EVERY_S
+            is_late = now_s() - max(self._closely_s, self._watched_s) > _STALE_S
         if self.trouble is None and not is_late:
             return self._snapshot
         trouble = (self.trouble or "").partition(": ")[2]
@@ -302,8 +301,8 @@ class LiveOverview(Service):
         if not watched:
             self._tickets.forget()
             self.on_rest()
-        if not watched and self._stands_still():
-            return _STILL_EVERY_S
+            self._samples.clear()  # rates are those since the last look
+            self._given.clear()
         seen = self._take_sample(_MOST_COUNTED if watched else _MOST_COUNTED_UNSEEN)
         tenants = self._look_at_tenants(seen["time_ms"], bool(seen["parked"]))
         self.queue = Queue.of(seen, tenants)
@@ -334,27 +333,14 @@ class LiveOverview(Service):
             if watched:
                 self._closely_s = now_s()
             self._fresh.notify_all()
-        every_s = _EVERY_S if self._is_watched else _STILL_EVERY_S if is_still(self._samples) else _IDLE_EVERY_S
-        return max(0.05, every_s - (now_s() - began_s))
-
-    def _stands_still(self) -> bool:
-        """Return whether nothing has moved since the last look: two commands tell."""
-        if not is_still(self._samples):
-            return False
-        stream = self._keys.stream
-        if self._link.pipeline([("XLEN", stream), ("XINFO", "GROUPS", stream)]) != self._told:
-            return False
-        self.queue = None
-        self._samples.append(self._samples[-1]._replace(time_ms=wall_ms()))
-        return True
+        return max(0.05, (_EVERY_S if self._is_watched else _IDLE_EVERY_S) - (now_s() - began_s))
 
     def _take_sample(self, most_counted: int) -> dict[str, Any]:
         began_s = now_s()
         seen = stream_sums(self._link, self._keys, most_counted)
         seen["look_ms"] = round(1000 * (now_s() - began_s), 1)
         del seen["rules"], seen["behind"], seen["delivered"]
-        self._by_name, self._told = seen.pop("by_name"), seen.pop("told")
-        lowest = seen.pop("oldest")
+        self._by_name, lowest = seen.pop("by_name"), seen.pop("oldest")
         self._samples.append(sample_of(seen))
         del seen["read"]
         sent, done = rates(list(self._samples))

@@ -76,7 +76,7 @@ def stream_sums(link: Link, keys: Keys, most: int) -> dict[str, Any]:
     by_name = {bytes(name): int(count) for name, count in owners or ()}
     lag, is_exact = lag_of(link, keys.stream, group, entries, most)
     told = {} if isinstance(behind, Exception) else pairs(behind)
-    seen: dict[str, Any] = {"told": [entries, groups], "time_ms": wall_ms(), "stream": keys.stream, "group": keys.group}
+    seen: dict[str, Any] = {"time_ms": wall_ms(), "stream": keys.stream, "group": keys.group}
     seen |= {"has_group": group is not None, "leader_url": held.url, "epoch": held.epoch, "read": _read(group, cut)}
     seen |= {"delivered": bytes(group[b"last-delivered-id"]) if group else b"0-0"}
     seen |= {"entries": entries, "lag": lag, "lag_is_exact": is_exact, "tickets": tickets, "rules": rules}

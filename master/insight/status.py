@@ -182,7 +182,7 @@ class StatusReader:
         """Return stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in
         processing and halted, dead letters, live rules; and what keeps Redis from writing."""
         seen = stream_sums(self._link, self._keys, _MOST_COUNTED)
-        for name in ("by_name", "oldest", "told", "delivered"):
+        for name in ("by_name", "oldest", "delivered"):
             del seen[name]
         losses, *told_of = self._link.pipeline([losses_command(self._keys, 1), *INFO_COMMANDS])
         trouble = write_trouble(*told_of)

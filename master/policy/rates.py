@@ -52,16 +52,6 @@ def rates(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
     return _per_second(first.sent, last.sent, seconds), _per_second(first.done, last.done, seconds)
 
 
-def is_still(samples: Sequence[Sample]) -> bool:
-    """Return whether nothing came, moved or ended between the last two of these.
-
-    >>> still = Sample(0, 100, 0, 0, None)
-    >>> is_still([still]), is_still([still, still._replace(time_ms=2000)]), is_still([still, still._replace(pending=1)])
-    (False, True, False)
-    """
-    return len(samples) > 1 and samples[-1]._replace(time_ms=0) == samples[-2]._replace(time_ms=0)
-
-
 def _per_second(first: int | None, last: int | None, seconds: float) -> float | None:
     """Return the difference per second; None also when the count went down: the stream was trimmed or made anew."""
     return None if first is None or last is None or last < first else round((last - first) / seconds, 1)

@@ -136,9 +136,10 @@ class View:
                 "by_stream": self.settings.by_stream,
             }
         board, now_ms = self._board(ticket), wall_ms()
+        pulse = self._pulse.snapshot() if self._pulse is not None else {}
         queue = self._pulse.queue if self._pulse is not None else None
-        if (error := found.get("error")) is not None and error.alike and self._pulse:  # each consumer counts its own
-            alike = [one["tickets"] for one in self._pulse.snapshot()["groups"] if one["text"] == error.told]
+        if (error := found.get("error")) is not None and error.alike and pulse:  # each consumer counts its own
+            alike = [one["tickets"] for one in pulse["groups"] if one["text"] == error.told]
             found["error"] = error._replace(alike=max(error.alike, *alike, 0))
         if board is not None and board.has_all:  # memory knows what Redis would be searched for
             parked = tuple(one for one in board.first if one not in found["ids"])
