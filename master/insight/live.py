@@ -215,9 +215,8 @@ _EVERY_S, _IDLE_EVERY_S, _LOOKS_FOR_S, _STALE_S = 1.0, 60.0, 10.0, 4.0
 _PATIENCE_S = 0.2
 #: Newest declared losses that are looked at, and tenants that are told of.
 _LOSSES, _TENANTS = 10, 8
-#: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
-#: Each one blocks Redis for 2 us.
-_MOST_COUNTED, _MOST_COUNTED_UNSEEN = 20_000, 4_000
+#: The most entries counted for the lag where Redis does not know it (before 7.0). Each one blocks Redis for 2 us.
+_MOST_COUNTED = 20_000
 _BROAD = (Target.STREAM, Target.EVERYTHING)
 
 
@@ -297,14 +296,16 @@ class LiveOverview(Service):
     # -- the turn
 
     def run_once(self) -> float:
-        began_s, watched = now_s(), self._is_watched
-        if not watched:
+        began_s = now_s()
+        if not self._is_watched:
             self._tickets.forget()
             self.on_rest()
             self._samples.clear()  # rates are those since the last look
             self._given.clear()
-        seen = self._take_sample(_MOST_COUNTED if watched else _MOST_COUNTED_UNSEEN)
-        tenants = self._look_at_tenants(seen["time_ms"], bool(seen["parked"]))
+            self._look_at_tenants(self._take_sample())
+            return _IDLE_EVERY_S
+        seen = self._take_sample()
+        tenants = self._look_at_tenants(seen)
         self.queue = Queue.of(seen, tenants)
         seen["queue"] = self.queue and self.queue._asdict() | {"text": self.queue.text}
         most = sorted(tenants.items(), key=lambda one: -one[1][0])[:_TENANTS]
@@ -313,31 +314,28 @@ class LiveOverview(Service):
             for name, (waiting, per_second) in most
             if waiting
         ]
-        if watched:
-            states = self._look_at_consumers(seen)
-            about = seen["tickets"], states, self._rules, seen["time_ms"], self.queue
-            groups = self._tickets.look(self.at_once, *about)
-            seen["groups"] = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
-            for row in self._rows:
-                row["tickets"] = self._tickets.owned_by(row["incarnation"])
-            losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])
-            seen["losses"] = [told_of(loss) for loss in parse_losses(losses)]
-            trouble, share = write_trouble(*told), memory_share(*told)
-            seen["memory_share"] = None if share is None else round(share, 2)
-            seen["write_trouble"] = None if trouble is None else trouble._asdict()
-            counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
-            seen["letters"], seen["sudden"], seen["letters_wrong"] = counts.groups, counts.sudden, counts.wrong
-            seen["alarms"] = alarms(seen)
+        states = self._look_at_consumers(seen)
+        about = seen["tickets"], states, self._rules, seen["time_ms"], self.queue
+        groups = self._tickets.look(self.at_once, *about)
+        seen["groups"] = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
+        for row in self._rows:
+            row["tickets"] = self._tickets.owned_by(row["incarnation"])
+        losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])
+        seen["losses"] = [told_of(loss) for loss in parse_losses(losses)]
+        trouble, share = write_trouble(*told), memory_share(*told)
+        seen["memory_share"] = None if share is None else round(share, 2)
+        seen["write_trouble"] = None if trouble is None else trouble._asdict()
+        counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
+        seen["letters"], seen["sudden"], seen["letters_wrong"] = counts.groups, counts.sudden, counts.wrong
+        seen["alarms"] = alarms(seen)
         with self._fresh:
-            self._snapshot = seen if watched else self._snapshot | seen
-            if watched:
-                self._closely_s = now_s()
+            self._snapshot, self._closely_s = seen, now_s()
             self._fresh.notify_all()
-        return max(0.05, (_EVERY_S if self._is_watched else _IDLE_EVERY_S) - (now_s() - began_s))
+        return max(0.05, _EVERY_S - (now_s() - began_s))
 
-    def _take_sample(self, most_counted: int) -> dict[str, Any]:
+    def _take_sample(self) -> dict[str, Any]:
         began_s = now_s()
-        seen = stream_sums(self._link, self._keys, most_counted)
+        seen = stream_sums(self._link, self._keys, _MOST_COUNTED)
         seen["look_ms"] = round(1000 * (now_s() - began_s), 1)
         del seen["rules"], seen["behind"], seen["delivered"]
         self._by_name, lowest = seen.pop("by_name"), seen.pop("oldest")
@@ -347,9 +345,10 @@ class LiveOverview(Service):
         told = {"oldest_ms": milliseconds(lowest) if lowest else None, "sent_per_second": sent, "done_per_second": done}
         return seen | told | {"delayed": seen["delayed"]["messages"]}
 
-    def _look_at_tenants(self, now_ms: int, some_wait: bool) -> dict[str, tuple[int, float]]:
+    def _look_at_tenants(self, seen: Mapping[str, Any]) -> dict[str, tuple[int, float]]:
         """Return how many messages of each tenant are unfinished, and how many are handed over per second."""
-        self._given.append((now_ms, self._by_tenant() if some_wait else {}))
+        now_ms = seen["time_ms"]
+        self._given.append((now_ms, self._by_tenant() if seen["parked"] else {}))
         (before_ms, before), (_, now) = self._given[0], self._given[-1]
         seconds = max(0.001, (now_ms - before_ms) / 1000)
         since = {name: given - before.get(name, (0, given))[1] for name, (_, given) in now.items()}
