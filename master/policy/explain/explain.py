@@ -202,12 +202,19 @@ def explain(facts: TicketFacts) -> dict[str, Any]:
     where anybody may have written."""
     first, *others = _explained(facts)
     state, waits_for, until_ms = first.state, first.waits_for, first.until_ms
-    reasons = [first, *_last_error(facts), *_lost_with_it(facts), *others, *_limited(facts)]
+    reasons, rules = [first, *_last_error(facts), *_lost_with_it(facts), *others], list(facts.rules)
+    if facts.limit is not None:
+        rules.append(facts.limit)
+        over = "newer ones become dead letters (over_limit)"
+        reasons.append(Reason("limit", f"the ticket is {facts.limit.told()}: {over}"))
     if facts.refuses_writes and BY_NAME[TicketState(state)].needs_writes:
         reasons.insert(0, Reason("redis_refuses_writes", f"the ticket does not move: {facts.refuses_writes}"))
         waits_for, until_ms = "Redis to take writes again", 0
     texts, owner = [reason.text for reason in reasons], facts.owner
-    ways = [*(way for reason in reasons for way in reason.ways), *_rule_commands(facts)]
+    ways = [way for reason in reasons for way in reason.ways]
+    for rule in rules:
+        lifts = f"lifts the rule of {rule.target.value} {rule.value}".rstrip()
+        ways.append((lifts, f"usher rules lift {shlex.quote(rule.id)}"))
     return {
         "ticket_id": facts.ticket_id,
         "time_ms": facts.now_ms,
@@ -229,7 +236,7 @@ def explain(facts: TicketFacts) -> dict[str, Any]:
         "fence": facts.fence or None,
         "max_attempts": (facts.told.max_attempts or None) if facts.told is not None else None,
         "leader_url": facts.leader,
-        "rules": [rule.shown() for rule in (*facts.rules, facts.limit) if rule is not None],
+        "rules": [rule.shown() for rule in rules],
         "dead_letter": None if facts.letter is None else facts.letter.row(),
         "last_dead_letter": None if facts.last_letter is None else facts.last_letter.row(),
         "commands": [{"does": does, "command": command} for does, command in ways],
@@ -283,7 +290,10 @@ def _owned(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     head = next((told[entry_id] for entry_id in facts.ids if entry_id in told), None)
     run = next((entry for entry in told.values() if entry.state == "running"), None) or head
     yield _doing(facts, owner, run)
-    yield from (*_recalled(facts, owner), *_lease(facts, owner))
+    if facts.board is not None and facts.board.recalled_for:
+        text = f"the leader recalls it from {owner.name} for {facts.board.recalled_for}, which has nothing to do"
+        yield Reason("recalled", f"{text}, unless it has started by now")
+    yield from _lease(facts, owner)
     yield from _behind(facts, run.id if run is not None else _first_of_record(facts))
     if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread or facts.rules:
         yield from _later(facts, owner)
@@ -310,10 +320,8 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> Reaso
             attempt = f"{attempt}. {_suspicion(facts, run.id)}."
         return Reason(code, f"{text}: {attempt}", TicketState.RUNNING, f"the handler on {name}")
     if run.state == "waiting":
-        due, its_next = (
-            span(run.due_ms - facts.now_ms),
-            (TicketState.RETRYING, f"its next attempt on {name}", run.due_ms),
-        )
+        due = span(run.due_ms - facts.now_ms)
+        its_next = TicketState.RETRYING, f"its next attempt on {name}", run.due_ms
         if not run.attempt:
             text = f"{what} waits on {name} ({fence}): its handler's rate lets it start in {due}"
             return Reason("handler_rate", text, TicketState.HANDED_OVER, f"its turn on {name}", run.due_ms)
@@ -321,11 +329,8 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> Reaso
             text = f"{what} ({name}, {fence}) {alike}. Its turn comes in {due}."
             return Reason("fails_alike", text, TicketState.RETRYING, "a try that succeeds", run.due_ms)
         if known.put_off:
-            return Reason(
-                "retry_later",
-                f"{what} asked {name} ({fence}) to call it again in {due} (start {run.attempt})",
-                *its_next,
-            )
+            text = f"{what} asked {name} ({fence}) to call it again in {due} (start {run.attempt})"
+            return Reason("retry_later", text, *its_next)
         failed = f"{what}: {_attempt(run.attempt, known.failures, most)} failed on {name} ({fence})"
         return Reason("retry_backoff", f"{failed}. Next attempt in {due}.", *its_next)
     if run.state == "apart":
@@ -347,12 +352,6 @@ def _attempt(start: int, number: int, most: int) -> str:
     told = f"attempt {number:,}{f' of {most:,}' if most else ''}" if number else "an uncharged attempt"
     told = "the last attempt, given up by an operator" if number >= GIVEN_UP else told
     return told if start == number else f"{told} (start {start:,})"
-
-
-def _recalled(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
-    if facts.board is not None and facts.board.recalled_for:
-        text = f"the leader recalls it from {owner.name} for {facts.board.recalled_for}, which has nothing to do"
-        yield Reason("recalled", f"{text}, unless it has started by now")
 
 
 def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
@@ -626,16 +625,6 @@ def _row(entry_id: bytes, state: str, attempt: int, behind: bytes) -> dict[str, 
 def _rule_too(facts: TicketFacts, told: str = "a rule holds too") -> Iterator[Reason]:
     if facts.rules:
         yield Reason("rule_too", f"{told}: the ticket is {facts.rules[0].told()}")
-
-
-def _limited(facts: TicketFacts) -> Iterator[Reason]:
-    if facts.limit is not None:
-        yield Reason("limit", f"the ticket is {facts.limit.told()}: newer ones become dead letters (over_limit)")
-
-
-def _rule_commands(facts: TicketFacts) -> Iterator[tuple[str, str]]:
-    for rule in (*facts.rules, *([] if facts.limit is None else [facts.limit])):
-        yield f"lifts the rule of {rule.target.value} {rule.value}".rstrip(), f"usher rules lift {shlex.quote(rule.id)}"
 
 
 def _since_fence(facts: TicketFacts) -> str:
