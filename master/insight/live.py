@@ -74,8 +74,17 @@ if TYPE_CHECKING:  # commands that look do without a web server
 
 #: Records read by one call; and the most entries that are looked at under ``master``, at first and where it goes on.
 _COUNT, _PARKED, _FURTHER = 1000, 50, 500
-#: By ticket, its first message, and when that was seen to move on; 0: never.
-_Standing = dict[bytes, tuple[bytes, int]]
+
+
+@dataclass
+class _Look:
+    """What one look at tickets has found so far. ``standing``: by ticket that stands still, its first message, and when
+    that was seen to move on (0: never); ``named``: entries under ``master`` that records name."""
+
+    groups: TicketGroups = field(default_factory=TicketGroups)
+    standing: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    owned: Counter[bytes] = field(default_factory=Counter)
+    named: int = 0
 
 
 class StuckTickets:
@@ -102,20 +111,13 @@ class StuckTickets:
         self.forget()
 
     def forget(self) -> None:
-        self._owned: Mapping[bytes, int] | None = None  # None: the first full scan is not over
-        self._groups, self._named = TicketGroups(), 0  # entries under ``master`` that records name
-        self._stood, self._parked_stood = _Standing(), _Standing()
-        self._begin_scan()
-
-    def _begin_scan(self) -> None:
-        self._cursor: bytes | None = None
-        self._counted: Counter[bytes] = Counter()
-        self._counting, self._naming, self._standing = TicketGroups(), 0, _Standing()
+        self._cursor, self._scan, self._parked = b"0", _Look(), _Look()
+        self._last: _Look | None = None  # None: the first full scan is not over
 
     def owned_by(self, incarnation: str) -> int | None:
         """Return how many tickets in processing the incarnation has, as of the last full scan; None before there was
         one."""
-        return None if self._owned is None else self._owned.get(incarnation.encode(), 0)
+        return None if self._last is None else self._last.owned[incarnation.encode()]
 
     def look(
         self,
@@ -130,19 +132,18 @@ class StuckTickets:
         waits for its turn."""
         waiting, looked_at = self._pending(), 0
         while looked_at < most:
-            self._cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor or b"0", "COUNT", _COUNT)
+            self._cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor, "COUNT", _COUNT)
             looked_at += max(1, len(flat) // 2)
             scan = Scan(self._link, self._keys, pairs(flat))
-            self._counted.update(scan.words)
+            self._scan.owned.update(scan.words)
             for one in look_at(self._link, self._keys, scan, scan.readable, TicketFilter(), states):
-                self._naming += one.under_master
-                self._add(one, self._counting, self._stood, self._standing, now_ms, tickets <= most)
+                self._scan.named += one.under_master
+                self._add(one, self._scan, self._last or _Look(), now_ms, tickets <= most)
             if self._cursor == b"0":
-                self._owned, self._groups, self._named = dict(self._counted), self._counting, self._naming
-                self._stood = self._standing
-                self._begin_scan()
+                self._last, self._scan = self._scan, _Look()
                 break
-        groups, standing = (self._groups if self._owned is not None else self._counting).copied(), _Standing()
+        found = self._last or self._scan
+        parked = _Look(found.groups.copied())
         records = self._link.call("HMGET", self._keys.tickets, *waiting) if waiting else []
         alone = [ticket for ticket, record in zip(waiting, records, strict=True) if record is None]
         if not alone:  # all of these are put off, or behind others: look further the next time
@@ -151,32 +152,31 @@ class StuckTickets:
             rule = rules.of(ticket)
             seen = Seen(rule=rule, queue=queue.text if queue is not None and rule is None else "")
             one = Looked(ticket, b" 0 " + b" ".join(waiting[ticket]), seen, None)
-            self._add(one, groups, self._parked_stood, standing, now_ms, True, self._all_waiting)
-        self._parked_stood = standing
-        return groups.told(self._under_master <= self._named, self._owned is not None)
+            self._add(one, parked, self._parked, now_ms, True, self._all_waiting)
+        self._parked = parked
+        return parked.groups.told(self._under_master <= found.named, self._last is not None)
 
     def _add(
         self,
         one: Looked,
-        groups: TicketGroups,
-        stood: _Standing,
-        standing: _Standing,
+        into: _Look,
+        before: _Look,
         now_ms: int,
         at_once: bool,
         are_all: bool = True,
     ) -> None:
-        """Add a ticket that is stuck. ``stood``: what seemed to stand at the look before; ``at_once``: what was not
-        looked at before is added, too; ``are_all``: no such tickets may be left out."""
-        first, (head, moved_ms) = one.head, stood.get(one.ticket, (b"", 0))
+        """Add a ticket if it is stuck. ``before``: the former look; ``at_once``: what it has not looked at is added,
+        too; ``are_all``: no such tickets may be left out."""
+        first, (head, moved_ms) = one.head, before.standing.get(one.ticket, (b"", 0))
         moved_ms = now_ms if head not in (b"", first) else moved_ms
         since = since_ms(one, moved_ms, now_ms)
         if since == now_ms and not moved_ms:
             moved_ms = now_ms  # nobody knows since when: since it was seen
         is_old, at_once = now_ms - since >= STUCK_MS, at_once or one.seen.lease == "lost"
         if is_old or moved_ms:
-            standing[one.ticket] = first, moved_ms
+            into.standing[one.ticket] = first, moved_ms
         if one.has_failed or (is_old and (head or at_once)):
-            groups.add(describe(one, since, self._parked_of(one.ticket), now_ms), are_all)
+            into.groups.add(describe(one, since, self._parked_of(one.ticket), now_ms), are_all)
 
     def _pending(self) -> dict[bytes, list[bytes]]:
         """Return what waits longest under the master, by ticket; of tickets that are in the index too it is behind

@@ -151,7 +151,7 @@ def test_many_are_looked_at_slice_by_slice_and_told_when_two_scans_have_found_th
     def until_it_is_over() -> dict[str, Any]:
         while True:
             told[:] = scan.look(500, 3000, {"a:1": "live"}, Rulebook(), wall_ms())
-            if scan._cursor is None:
+            if scan._cursor == b"0":
                 return {one["state"]: (one["tickets"], one["tickets_are_all"]) for one in told}
 
     first = {
