@@ -53,7 +53,7 @@ from usher.master.membership.registry import STATES
 from usher.master.operations.live_rules import read_rules
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.explain import (
+from usher.master.policy.explain import (
     OK,
     STUCK_MS,
     Looked,
@@ -66,8 +66,7 @@ from usher.master.policy.explain.explain import (
 from usher.master.policy.letters import SUDDEN_MS
 from usher.master.policy.rates import Sample, rates, sample_of
 from usher.master.policy.rules import Rule, Rulebook, Target
-from usher.master.policy.states import Queue, Seen
-from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.policy.states import Queue, Seen, TicketFilter
 
 if TYPE_CHECKING:  # commands that look do without a web server
     from usher.common.http.push import LiveStream, LiveStreams

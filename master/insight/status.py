@@ -60,11 +60,10 @@ from usher.master.membership.registry import SILENT, read_left_ms, read_registry
 from usher.master.operations.live_rules import read_rules
 from usher.master.operations.shelves import DeadLetters
 from usher.master.operations.trimming import Trimming
-from usher.master.policy.explain.explain import Looked, fence_ms
+from usher.master.policy.explain import Looked, fence_ms
 from usher.master.policy.letters import HALT, LetterFilter
 from usher.master.policy.rules import Rule, Rulebook
-from usher.master.policy.states import Seen, kind_of, last_error, ticket_state, told_alike, tried
-from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.policy.states import Seen, TicketFilter, kind_of, last_error, ticket_state, told_alike, tried
 from usher.master.policy.trim import Cut, Nothing, Refused, Retention, RetentionFacts, decide, readers
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).

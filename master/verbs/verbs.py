@@ -46,8 +46,7 @@ from usher.master.operations.live_rules import RuleSetChange, TooManyRules
 from usher.master.operations.shelves import AT_ONCE, DROP, MOVE, SEND_NOW, DelayedRow, check_due, chosen_delayed
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target, alike, rule_id
-from usher.master.policy.states import LISTED
-from usher.master.policy.ticket_filter import TicketFilter, parse_states
+from usher.master.policy.states import LISTED, TicketFilter, parse_states
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.verbs.view import OrderResult, View
 
@@ -322,7 +321,7 @@ class MessageShown(TypedDict):
 
 
 class Explanation(TypedDict):
-    """A ticket's explanation. See ``usher.master.policy.explain.explain`` for all of it."""
+    """A ticket's explanation. See ``usher.master.policy.explain`` for all of it."""
 
     ticket_id: str
     state: str

@@ -13,8 +13,8 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.errors import Fenced
 from usher.common.protocol.run_log import RunRecord, encode
 from usher.common.redis.client import Link
-from usher.master.charts import keeper as keeper_module
-from usher.master.charts.keeper import ChartKeeper, read_points
+from usher.master.insight import charts as keeper_module
+from usher.master.insight.charts import ChartKeeper, read_points
 from usher.master.leader.elector import Lead
 from usher.master.policy import charts
 from usher.master.policy.charts import ALL, SPANS

@@ -16,7 +16,7 @@ from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
-from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.policy.states import TicketFilter
 
 
 @pytest.fixture
@@ -50,9 +50,7 @@ def test_an_empty_redis_is_shown_as_such(pulse: LiveOverview, world: World) -> N
     world.make_group()
 
 
-def test_while_nobody_looks_it_looks_once_a_minute_so_that_a_page_finds_rates(
-    pulse: LiveOverview, world: World
-) -> None:
+def test_while_nobody_looks_it_looks_once_a_minute_and_a_page_finds_rates(pulse: LiveOverview, world: World) -> None:
     world.parked(world.elect(), b"P", b"1000-1", b"1001-1")
     for _ in range(2):
         assert 59.0 < pulse.run_once() <= 60.0

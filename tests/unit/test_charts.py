@@ -8,7 +8,7 @@ import random
 import orjson
 
 from usher.common.protocol.run_log import RunRecord
-from usher.master.charts.keeper import draw, totals
+from usher.master.insight.charts import draw, totals
 from usher.master.policy import charts
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, LONGEST, NAMES, OTHERS, SPANS
 

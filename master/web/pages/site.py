@@ -40,7 +40,7 @@ from usher.common.http.auth import CSRF_FIELD, Doorman, csrf_token, doorman, loc
 from usher.common.http.credentials import Role
 from usher.common.protocol.message import ticket_value
 from usher.common.protocol.stream_id import is_id
-from usher.master.charts.keeper import WIDTH, draw, read_points, totals, turns
+from usher.master.insight.charts import WIDTH, draw, read_points, totals, turns
 from usher.master.insight.formatting import (
     FILTERS,
     TICKET_COLUMNS,
@@ -56,7 +56,7 @@ from usher.master.insight.status import BAR, ORDERS
 from usher.master.operations.action_log import OperatorAction, counted
 from usher.master.operations.shelves import check_due
 from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
-from usher.master.policy.explain.explain import OK
+from usher.master.policy.explain import OK
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import LONGEST_REASON, MOST_RULES, alike
 from usher.master.policy.states import BY_NAME, LISTED
