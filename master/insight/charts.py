@@ -151,8 +151,7 @@ _OF_TENANT = (
 _RATES = ("sent", "done", "given")
 
 
-def _row(point: Mapping[str, Any], consumer: str, tenant: str, source: str) -> dict[str, float | None]:
-    """Return what a point says of a tenant, a source or a consumer; of everything without one."""
+def _row(point: Mapping[str, Any], consumer: str = "", tenant: str = "", source: str = "") -> dict[str, float | None]:
     if tenant:
         given, waiting = point["tenants"].get(tenant, (0, 0))[:2]
         row: dict[str, float | None] = {"given": given, "waiting": waiting}
@@ -205,17 +204,10 @@ class _Frame(NamedTuple):
         return [(self.x(ms), ms, text.format(name if count == 1 else count)) for (ms, name), text, count in told]
 
 
-def draw(
-    points: Sequence[Mapping[str, Any]],
-    span: ChartSpan,
-    now_ms: int,
-    consumer: str = "",
-    tenant: str = "",
-    source: str = "",
-) -> list[dict[str, Any]]:
-    """Return the charts of a tenant, a source or a consumer, of everything without one."""
-    rows = [_row(point, consumer, tenant, source) for point in points]
-    kinds = _OF_TENANT if tenant else _OF_PART if consumer or source else _OF_ALL
+def draw(points: Sequence[Mapping[str, Any]], span: ChartSpan, now_ms: int, **of: str) -> list[dict[str, Any]]:
+    """Return the charts of the ``consumer``, ``tenant`` or ``source`` that is named; of everything where none is."""
+    rows = [_row(point, **of) for point in points]
+    kinds = _OF_TENANT if of.get("tenant") else _OF_PART if any(of.values()) else _OF_ALL
     return [_draw(kind, points, rows, span, now_ms) for kind in kinds]
 
 

@@ -129,7 +129,7 @@ class StuckTickets:
     ) -> list[dict[str, Any]]:
         """Look at ``most`` more records of ``tickets``, or up to the end, and return the groups. ``queue``: what only
         waits for its turn."""
-        waiting, looked_at = self._pending(), 0
+        waiting, looked_at, self._now_ms = self._pending(), 0, now_ms
         while looked_at < most:
             self._cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor, "COUNT", _COUNT)
             looked_at += max(1, len(flat) // 2)
@@ -137,7 +137,7 @@ class StuckTickets:
             self._scan.owned.update(scan.words)
             for one in look_at(self._link, self._keys, scan, scan.readable, TicketFilter(), states):
                 self._scan.named += one.under_master
-                self._add(one, self._scan, self._last or _Look(), now_ms, tickets <= most)
+                self._add(one, self._scan, self._last or _Look(), tickets <= most)
             if self._cursor == b"0":
                 self._last, self._scan = self._scan, _Look()
                 break
@@ -151,21 +151,14 @@ class StuckTickets:
             rule = rules.of(ticket)
             seen = Seen(rule=rule, queue=queue.text if queue is not None and rule is None else "")
             one = Looked(ticket, b" 0 " + b" ".join(waiting[ticket]), seen, None)
-            self._add(one, parked, self._parked, now_ms, True, self._all_waiting)
+            self._add(one, parked, self._parked, True, self._all_waiting)
         self._parked = parked
         return parked.groups.told(self._under_master <= found.named, self._last is not None)
 
-    def _add(
-        self,
-        one: Looked,
-        into: _Look,
-        before: _Look,
-        now_ms: int,
-        at_once: bool,
-        are_all: bool = True,
-    ) -> None:
+    def _add(self, one: Looked, into: _Look, before: _Look, at_once: bool, are_all: bool = True) -> None:
         """Add a ticket if it is stuck. ``before``: the former look; ``at_once``: what it has not looked at is added,
         too; ``are_all``: no such tickets may be left out."""
+        now_ms = self._now_ms
         first, (head, moved_ms) = one.head, before.standing.get(one.ticket, (b"", 0))
         moved_ms = now_ms if head not in (b"", first) else moved_ms
         since = since_ms(one, moved_ms, now_ms)

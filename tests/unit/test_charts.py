@@ -137,7 +137,7 @@ def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes()
     ]
     assert all(drawn["left"] <= x <= drawn["right"] and 0 <= y <= drawn["bottom"] for x, y in places)
     assert drawn["rows"][1][1][0] == 100 / 60
-    assert not draw(points, SPANS["1h"], _NOW + 45 * 60_000, "nobody")[-1]["lines"][0]["pieces"]
+    assert not draw(points, SPANS["1h"], _NOW + 45 * 60_000, consumer="nobody")[-1]["lines"][0]["pieces"]
 
 
 def test_a_lag_that_redis_does_not_know_is_no_zero() -> None:

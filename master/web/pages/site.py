@@ -192,7 +192,7 @@ def consumer(name: str) -> str:
     starts = [ms for one in points for ms, what, text in one["marks"] if (what, text) == ("start", name)]
     of_name = next((row for row in totals(points, BY_CONSUMER) if row["name"] == name), None)
     facts = {"name": name, "rows": rows, "starts": starts[::-1], "day": of_name}
-    drawn = draw(points, SPANS["24h"], now_ms, name) if of_name else []
+    drawn = draw(points, SPANS["24h"], now_ms, consumer=name) if of_name else []
     return render_page("operations/consumer.html", "consumers", title=name, drawn=drawn, width=WIDTH, **facts)
 
 
