@@ -250,7 +250,10 @@ class LiveOverview(Service):
     def snapshot(self, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
         """Return the last snapshot, at most a few seconds old. One that is older, or whose successor failed, is
         ``stale``, says why, and calls nothing OK. The first one may take longer."""
-        self._look()
+        if not self._is_watched:
+            self._watched_s = now_s()
+            self.wake()
+        self._looked_s = now_s()
         with self._fresh:
             if now_s() - self._closely_s > _STALE_S:
                 self.wake()
@@ -270,16 +273,8 @@ class LiveOverview(Service):
         return self._snapshot
 
     def consumers(self) -> list[dict[str, Any]]:
-        """Return all registered consumers, by name, and names in the group that hold entries without being
-        registered."""
         self.snapshot()
         return list(self._rows)
-
-    def _look(self) -> None:
-        if not self._is_watched:
-            self._watched_s = now_s()
-            self.wake()
-        self._looked_s = now_s()
 
     @property
     def _is_watched(self) -> bool:
@@ -396,7 +391,6 @@ class Event(NamedTuple):
 
 
 def without_fields(event: Event) -> Event:
-    """Return the event for followers who may not see what messages say, nor the texts of errors."""
     hidden = ("fields", "error")
     return event._replace(data={name: value for name, value in event.data.items() if name not in hidden})
 

@@ -189,7 +189,6 @@ class StatusReader:
         return seen | {"write_trouble": None if trouble is None else trouble.text, "last_loss": last_loss}
 
     def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
-        """Return rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""
         if self._sources is None or self.sources() is None:
             return [], 0
         return self._sources.rows(text, start, most)
@@ -573,15 +572,6 @@ class TicketHistory:
         told |= {"traceback": (traceback or b"").decode(errors="replace")}
         return told | tried(_attempts(noted), decode_error(error))
 
-    def again(self, message_id: str) -> dict[str, Any]:
-        """Return the redrives and replays of a message, as far as one piece goes back."""
-        ends_s = time.monotonic() + _PIECE_S
-        asked = ("usher_replay_of", "uid")
-        found = [self._find("entries", "+", (field, message_id.encode()), ends_s) for field in asked]
-        ids = dict.fromkeys(one.decode() for some, _ in found for one in some)
-        is_all = all(reached == END for _, reached in found)
-        return {"again": [one for one in ids if one != message_id], "again_is_all": is_all}
-
     def executions(self, message_id: str, after: str | None = None, kept: Sequence[Any] = ()) -> dict[str, Any]:
         """Return the executions of a message, oldest first: from when it was sent, or (the next piece) behind a record
         of the run log. ``kept``: those that its dead letter has.
@@ -834,7 +824,6 @@ class MessageFields:
         return [row | {"state": first.get(row["message_id"], row["state"])} for row in rows]
 
     def _first_states(self, tickets: Collection[str]) -> dict[str, str]:
-        """Return the states of the first messages of these tickets, as their lists and pages say them."""
         values = self._link.call("HMGET", self._keys.tickets, *tickets) if tickets else []
         named = zip(tickets, values, strict=True)
         rows = ticket_rows(self._link, self._keys, [(ticket.encode(), value) for ticket, value in named if value])

@@ -32,7 +32,6 @@ class Sample(NamedTuple):
 
 
 def sample_of(seen: Mapping[str, Any]) -> Sample:
-    """Return the counts of ``stream_sums``."""
     lag = seen["lag"] if seen["lag_is_exact"] else None
     return Sample(seen["time_ms"], seen["entries"], lag, seen["pending"], seen["read"])
 

@@ -291,8 +291,7 @@ class MessageShown(TypedDict):
     first). ``bytes`` and ``field_count`` are null where the stream does not have it; ``fields`` (pairs, long
     values cut) then too, and for viewers. ``executions``: oldest first, ``cursor``: where the search in the run
     log goes on; ``executions_are_cut``: the log may have had earlier ones. ``due_ms``: when it was to be
-    sent, of one sent for later. ``again``: its redrives and replays, among the newest messages unless
-    ``again_is_all``."""
+    sent, of one sent for later."""
 
     message_id: str
     ticket_id: str | None
@@ -316,8 +315,6 @@ class MessageShown(TypedDict):
     executions_are_cut: bool
     replay_of: str | None
     redriven_from: str | None
-    again: list[str]
-    again_is_all: bool
 
 
 class Explanation(TypedDict):

@@ -746,7 +746,7 @@ def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str,
     facts |= {"state": str(state or ("over" if is_there else "gone")), "ticket_id": ticket_id, "now": now}
     facts |= {"entry": entry, "sentences": now["sentences"] if now.get("is_first") else []}
     facts |= {"delayed": delayed, "dead_letter": dead_letter, "fields": facts["fields"] if sees_texts() else None}
-    told: dict[str, Any] = seen(facts | parts.history.again(message_id))
+    told: dict[str, Any] = seen(facts)
     return told
 
 
