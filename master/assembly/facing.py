@@ -27,14 +27,13 @@ from usher.common.runtime.settings import is_loopback
 from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.insight.live import LiveOverview, TicketFeed
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
-from usher.master.insight.stats import BacklogWatch, lag_document
+from usher.master.insight.stats import BacklogLimits, BacklogWatch, lag_document
 from usher.master.insight.status import FIELDS_S, SystemDiagnostics
 from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import HealthHosts
 from usher.master.membership.registry import Membership, NameInUse, RegistrationOver
 from usher.master.operations.trimming import retention_of
-from usher.master.policy.rates import BacklogLimits
 from usher.master.settings import MasterSettings
 from usher.master.verbs.verbs import Lag
 from usher.master.web.api import REGISTER_BODY, Desk, Parts, operator_routes, routes

@@ -1,25 +1,229 @@
-"""The charts in Redis: the leading master writes a point each minute, and any master reads and draws them. All that a
-point goes by is in Redis, so a successor goes on where the former leader ended.
+"""The charts: the leading master writes a point each minute into Redis, for a day, and any master reads and draws them.
+All that a point goes by is in Redis, so a successor goes on where the former leader ended.
+
+A point is kept as JSON, of at most ``LONGEST`` bytes. Executions are counted: ``done``, ``failed``, and durations by
+step of a scale (``step_of``): ``w7`` of waits, ``t12`` of handlers. So they can be added up; a percentile is right
+within a fifth.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from math import ceil, floor, log10
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil, floor, log2, log10
 from typing import Any, NamedTuple
 
+import orjson
+
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.run_log import RunRecord, decode
+from usher.common.protocol.run_log import DONE, FAILURES, MERGED, RunRecord
+from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs, redis_ms
-from usher.master.insight.stats import stream_sums
+from usher.master.insight.stats import sample_of, stream_sums
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import LeaderScripts, LeaderService
-from usher.master.policy import charts
-from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, MINUTE_MS, ChartSpan
-from usher.master.policy.rates import sample_of
+
+
+class ChartSpan(NamedTuple):
+    """A length of time that is shown, and the step in which it is drawn."""
+
+    label: str
+    step_ms: int
+    length_ms: int
+
+
+MINUTE_MS = 60_000
+SPANS = {"1h": ChartSpan("1 hour", MINUTE_MS, 3_600_000), "24h": ChartSpan("24 hours", 600_000, 86_400_000)}
+#: Places of points: a day, and some minutes more. All have at most 6 MiB, and some 500 KiB as a rule.
+PLACES = 1_450
+#: The longest point, in bytes.
+LONGEST = 4_096
+#: The most consumers, sources and tenants of a point, and the most characters of their names.
+NAMES, _LONGEST_NAME = 20, 100
+#: Executions of all consumers; those of the consumers, or sources, that have no place in a point.
+ALL, OTHERS = "", "(others)"
+#: By what executions are counted apart: the consumer, and the source of which a work stream has the message.
+BY_CONSUMER, BY_SOURCE = "consumers", "sources"
+_FIRST_US, _LAST_STEP = 100, 80
+_KNOWN = {"t", "at", "ms", "lag", "failed", BY_CONSUMER, BY_SOURCE, "tenants", "marks", "codes"}
+#: Most marks of a point, and most codes that it remembers.
+_MARKS, _CODES = 12, 8
+
+
+def place_of(ms: int) -> str:
+    return f"m{ms // MINUTE_MS % PLACES}"
+
+
+def places(since_ms: int, until_ms: int) -> list[str]:
+    first = max(since_ms - since_ms % MINUTE_MS, until_ms - until_ms % MINUTE_MS - (PLACES - 1) * MINUTE_MS)
+    return [place_of(ms) for ms in range(first, until_ms + 1, MINUTE_MS)]
+
+
+#: Counts of executions, by name.
+Parts = dict[str, Counter[str]]
+
+
+def step_of(us: float) -> int:
+    """Return the step of a duration: two for each doubling from 0.1 ms on.
+
+    >>> step_of(0), step_of(100), step_of(200), step_of(-5), step_of(1e99)
+    (0, 1, 3, 0, 80)
+    """
+    return 0 if us < _FIRST_US else min(_LAST_STEP, 1 + int(2 * log2(us / _FIRST_US)))
+
+
+def percentile_ms(part: Mapping[str, int], what: str, share: float) -> float | None:
+    """Return about how long the given share of the waits ("w"), or handlers ("t"), took at most; None without any.
+
+    >>> percentile_ms({"done": 9}, "t", 0.5), percentile_ms({"t0": 3}, "t", 0.5)
+    (None, 0.1)
+    >>> round(percentile_ms({"t7": 1, "t21": 1}, "t", 0.99))
+    122
+    """
+    steps = sorted((int(name[1:]), count) for name, count in part.items() if name[0] == what)
+    left = share * sum(count for _, count in steps)
+    for step, count in steps:
+        left -= count
+        if left <= 0:
+            return float(_FIRST_US * 2 ** ((step - 0.5) / 2) / 1000) if step else _FIRST_US / 1000
+    return None
+
+
+_PERCENTILES = {f"{name}_{int(100 * share)}": (name[0], share) for name in ("wait", "took") for share in (0.5, 0.99)}
+
+
+def measured(part: Counter[str]) -> dict[str, float | None]:
+    """Return what these counts of executions say, by name: how many were done and failed, and percentiles in ms."""
+    shares = {name: percentile_ms(part, *share) for name, share in _PERCENTILES.items()}
+    return {"done": part["done"], "failed": part["failed"], **shares}
+
+
+def gather(runs: Iterable[RunRecord], *, by_stream: bool = False) -> dict[str, Parts]:
+    """Count executions: those of each consumer and ``ALL``, and those of each source where tickets are called
+    SOURCE/ID (``by_stream``). A message's wait is the time from its id to the start of its first attempt."""
+    found: dict[str, Parts] = {BY_CONSUMER: {}, BY_SOURCE: {}}
+    for run in runs:
+        told = {"done": 1} if run.outcome in (DONE, MERGED) else {"failed": 1} if run.outcome in FAILURES else {}
+        if run.attempt == 1:
+            told[f"w{step_of(run.start_us - 1000 * int(run.id.partition('-')[0]))}"] = 1
+        if run.end_us and run.outcome != MERGED:
+            told[f"t{step_of(run.end_us - run.start_us)}"] = 1
+        places = [(BY_CONSUMER, ALL), (BY_CONSUMER, run.consumer.rpartition(":")[0][:_LONGEST_NAME])]
+        if by_stream and run.ticket.find("/") > 0:
+            places.append((BY_SOURCE, run.ticket.partition("/")[0][:_LONGEST_NAME]))
+        for group, name in places:
+            found[group].setdefault(name, Counter()).update(told)
+    return found
+
+
+def point(
+    now_ms: int,
+    level: Mapping[str, Any],
+    former: Mapping[str, Any] | None,
+    runs: Mapping[str, Parts],
+    tenants: Mapping[str, Sequence[Any]],
+    *,
+    in_part: bool,
+) -> dict[str, Any]:
+    """Return the point of this minute. ``level``: figures that Redis tells at one moment, None where they are unknown;
+    ``..._total`` are counted since some moment of the past; ``runs``: up to where the run log was read. ``former``: the
+    newest point of an earlier minute; what was counted since then is this point's. ``in_part``: not all executions were
+    read."""
+    since_ms = now_ms if former is None else former["at"]
+    told: dict[str, Any] = {"t": now_ms - now_ms % MINUTE_MS, "at": now_ms, "ms": max(0, now_ms - since_ms)}
+    told |= {name: _more(former, level, f"{name}_total") for name in ("sent", "done", "failed")} | {**level, **runs}
+    if told["failed"] is None:
+        told["failed"] = runs[BY_CONSUMER].get(ALL, Counter())["failed"]
+    told |= {"tenants": {name[:_LONGEST_NAME]: list(told) for name, told in list(tenants.items())[:NAMES]}}
+    return told | {"in_part": in_part, "marks": [], "codes": []}
+
+
+def marks(
+    now_ms: int, former: Mapping[str, Any] | None, epoch: int, leader_url: str, fleet: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what happened since the former point, for charts: a change of leader, starts of consumers, and deploys,
+    which are code that no consumer ran before. Epochs and generations are times (lua/includes/numbers.lua).
+
+    >>> marks(9000, {"at": 5000, "codes": ["a"]}, 6000 * 1024, "http://m", {"c:7168000": "b", "d:1": "a"})["marks"]
+    [[6000, 'leader', 'm'], [7000, 'start', 'c'], [9000, 'deploy', 'b']]
+    """
+    since_ms, known = (former["at"], former["codes"]) if former is not None else (now_ms - MINUTE_MS, None)
+    codes = sorted({code for code in fleet.values() if code})
+    found: list[list[Any]] = [[epoch // 1024, "leader", leader_url.partition("://")[2]]]
+    for incarnation in fleet:
+        name, _, generation = incarnation.rpartition(":")
+        found.append([int(generation or 0) // 1024, "start", name])
+    found = [one for one in found if since_ms < one[0] <= now_ms]
+    found += [[now_ms, "deploy", code] for code in codes if known and code not in known]
+    told = [[ms, kind, text[:_LONGEST_NAME]] for ms, kind, text in found]
+    return {"marks": told[:_MARKS], "codes": (codes or known or [])[:_CODES]}
+
+
+def merge(begin_ms: int, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return these points, of one step that begins then, as one: counts added up, and the highest of each level."""
+    merged: dict[str, Any] = {"t": begin_ms, "at": points[-1]["at"], "in_part": any(one["in_part"] for one in points)}
+    merged["ms"] = sum(one["ms"] for one in points)
+    for name in ("sent", "done", "failed", "lag"):
+        known = [one[name] for one in points if one[name] is not None]
+        merged[name] = (max(known) if name == "lag" else sum(known)) if known else None
+    merged |= {name: max(one[name] for one in points) for name in ("pending", "oldest_ms")}
+    parts: dict[str, Parts] = {BY_CONSUMER: {}, BY_SOURCE: {}}
+    tenants: dict[str, list[Any]] = {}
+    for one in points:
+        for group, of in parts.items():
+            for name, part in one[group].items():
+                of.setdefault(name, Counter()).update(part)
+        for name, (given, waiting, weight, held) in one["tenants"].items():
+            before = tenants.get(name, [0, 0, weight, False])
+            tenants[name] = [before[0] + given, max(before[1], waiting), weight, held]
+    most = sorted(tenants.items(), key=lambda item: -item[1][0])[:NAMES]
+    told = {"marks": [mark for one in points for mark in one["marks"]], "codes": points[-1]["codes"]}
+    return merged | parts | {"tenants": dict(most)} | told
+
+
+def encode(one: Mapping[str, Any]) -> bytes:
+    """Encode a point in at most ``LONGEST`` bytes: the consumers and the sources with the fewest executions are
+    ``OTHERS``, the tenants with the fewest messages are left out; sources before consumers and tenants."""
+    most = of_sources = NAMES
+    while True:
+        kept = {BY_CONSUMER: _busiest(one[BY_CONSUMER], most), BY_SOURCE: _busiest(one[BY_SOURCE], of_sources)}
+        tenants = dict(list(one["tenants"].items())[:most])
+        made = orjson.dumps({**one, **kept, "tenants": tenants})
+        if len(made) <= LONGEST or not most:
+            return made
+        if of_sources >= most:
+            of_sources //= 2
+        else:
+            most //= 2
+
+
+def _busiest(parts: Parts, most: int) -> Parts:
+    ranked = sorted(parts, key=lambda name: (name != ALL, name == OTHERS, -parts[name]["done"] - parts[name]["failed"]))
+    most += ALL in parts
+    kept = {name: parts[name] for name in ranked[:most]}
+    if rest := [parts[name] for name in ranked[most:]]:
+        kept[OTHERS] = sum([kept.get(OTHERS, Counter()), *rest], Counter())
+    return kept
+
+
+def decode(value: Any) -> dict[str, Any] | None:
+    try:
+        found = orjson.loads(value) if isinstance(value, bytes) else None
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not found.keys() >= _KNOWN:
+        return None
+    return found | {of: {name: Counter(part) for name, part in found[of].items()} for of in (BY_CONSUMER, BY_SOURCE)}
+
+
+def _more(former: Mapping[str, Any] | None, level: Mapping[str, Any], name: str) -> int | None:
+    before, total = None if former is None else former.get(name), level[name]
+    return None if before is None or total is None or total < before else total - before
+
+
+# -- in Redis
 
 #: Bytes of the run log that are read for a minute, from its begin on, and records per call.
 _RUN_BYTES, _RECORDS = 2 << 20, 20
@@ -49,19 +253,19 @@ class ChartKeeper(LeaderService):
 
     def work(self, steps: LeaderScripts) -> float:
         now_ms, level = self._level()
-        steps.note_chart(charts.place_of(now_ms), charts.encode(self._point(now_ms, level)))
+        steps.note_chart(place_of(now_ms), encode(self._point(now_ms, level)))
         return (MINUTE_MS - now_ms % MINUTE_MS + 200) / 1000
 
     def _point(self, now_ms: int, level: dict[str, Any]) -> dict[str, Any]:
-        values = self._link.call("HMGET", self._keys.charts, *charts.places(now_ms - _FORMER_MS, now_ms))
+        values = self._link.call("HMGET", self._keys.charts, *places(now_ms - _FORMER_MS, now_ms))
         this_minute = now_ms - now_ms % MINUTE_MS
-        earlier = [one for value in values if (one := charts.decode(value)) is not None and one["t"] < this_minute]
+        earlier = [one for value in values if (one := decode(value)) is not None and one["t"] < this_minute]
         former = max(earlier, key=lambda one: int(one["t"]), default=None)
         after = former["runs"] if former is not None else f"{now_ms - _FIRST_MS}-0"
         runs, in_part = self._read_runs(after, level["runs"])
-        counted = charts.gather(runs, by_stream=self._by_stream)
-        made = charts.point(now_ms, level, former, counted, self._take_tenants(), in_part=in_part)
-        return made | charts.marks(now_ms, former, self._lead.epoch or 0, self._lead.leader_url or "", self._fleet())
+        counted = gather(runs, by_stream=self._by_stream)
+        made = point(now_ms, level, former, counted, self._take_tenants(), in_part=in_part)
+        return made | marks(now_ms, former, self._lead.epoch or 0, self._lead.leader_url or "", self._fleet())
 
     def _level(self) -> tuple[int, dict[str, Any]]:
         keys, seen = self._keys, stream_sums(self._link, self._keys, 0)
@@ -84,7 +288,7 @@ class ChartKeeper(LeaderService):
             page = self._link.call("XRANGE", self._keys.runs, start, until, "COUNT", _RECORDS)
             for _, (_, record) in page:
                 left -= len(record)
-                found += decode(record)
+                found += decode_runs(record)
             if len(page) < _RECORDS:
                 return found, False
             start = f"({page[-1][0].decode()}"
@@ -104,20 +308,20 @@ def read_points(link: Link, keys: Keys, span: ChartSpan) -> tuple[int, list[dict
     """Return Redis' time in ms, and the points of this span up to then, oldest first. Raises RedisTrouble."""
     now_ms = redis_ms(link)
     since_ms = now_ms - span.length_ms
-    values = link.call("HMGET", keys.charts, *charts.places(since_ms, now_ms))
+    values = link.call("HMGET", keys.charts, *places(since_ms, now_ms))
     steps: dict[int, list[dict[str, Any]]] = {}
-    for one in filter(None, map(charts.decode, values)):
+    for one in filter(None, map(decode, values)):
         if since_ms - MINUTE_MS < one["t"] <= now_ms:
             steps.setdefault(one["t"] - one["t"] % span.step_ms, []).append(one)
-    return now_ms, [charts.merge(begin_ms, of_step) for begin_ms, of_step in sorted(steps.items())]
+    return now_ms, [merge(begin_ms, of_step) for begin_ms, of_step in sorted(steps.items())]
 
 
 #: Size of a chart in its own units, the room for its axes, and the height of its bars.
 WIDTH, HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP, _BARS = 560, 180, 66, 556, 22, 22, 34
 _LINES = 4
 #: Words of marks, for one and for more.
-_MARKS = {"leader": ("{} leads", "{} changes of leader"), "start": ("{} started", "{} consumers started")}
-_MARKS["deploy"] = ("code {}", "{} deploys")
+_TOLD_OF = {"leader": ("{} leads", "{} changes of leader"), "start": ("{} started", "{} consumers started")}
+_TOLD_OF["deploy"] = ("code {}", "{} deploys")
 #: Milliseconds between two marks of the time axis, by span.
 _TIMES = {"1 hour": 600_000, "24 hours": 4 * 3_600_000}
 
@@ -157,7 +361,7 @@ def _row(point: Mapping[str, Any], consumer: str = "", tenant: str = "", source:
         row: dict[str, float | None] = {"given": given, "waiting": waiting}
     else:
         group, name = (BY_SOURCE, source) if source else (BY_CONSUMER, consumer or ALL)
-        row = charts.measured(point[group].get(name, Counter()))
+        row = measured(point[group].get(name, Counter()))
         if name == ALL:
             row |= {name: point.get(name) for name in ("sent", "done", "failed", "lag", "pending", "letters")}
     for name in _RATES:
@@ -200,7 +404,7 @@ class _Frame(NamedTuple):
         found: dict[tuple[int, str], list[tuple[int, str]]] = {}
         for ms, what, name in (mark for point in points for mark in point["marks"] if mark[0] >= self.since_ms):
             found.setdefault((ms // self.span.step_ms, what), []).append((ms, name))
-        told = [(some[0], _MARKS[what][len(some) > 1], len(some)) for (_, what), some in found.items()]
+        told = [(some[0], _TOLD_OF[what][len(some) > 1], len(some)) for (_, what), some in found.items()]
         return [(self.x(ms), ms, text.format(name if count == 1 else count)) for (ms, name), text, count in told]
 
 
@@ -265,7 +469,7 @@ def totals(points: Sequence[Mapping[str, Any]], group: str, only: str | None = N
     parts = (item for point in points for item in point[group].items())
     for name, part in ((name, part) for name, part in parts if (name != ALL if only is None else name == only)):
         found.setdefault(name, Counter()).update(part)
-    rows: list[dict[str, Any]] = [{"name": name} | charts.measured(part) for name, part in found.items()]
+    rows: list[dict[str, Any]] = [{"name": name} | measured(part) for name, part in found.items()]
     return sorted(rows, key=lambda row: (-row["done"] - row["failed"], row["name"]))
 
 

@@ -47,7 +47,7 @@ from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import Entry, first_of, pairs
 from usher.common.runtime.service import Service
-from usher.master.insight.stats import stream_sums, tickets_of
+from usher.master.insight.stats import Sample, rates, sample_of, stream_sums, tickets_of
 from usher.master.insight.status import Scan, consumer_rows, look_at, ticket_row
 from usher.master.membership.registry import STATES
 from usher.master.operations.live_rules import read_rules
@@ -64,7 +64,6 @@ from usher.master.policy.explain import (
     since_ms,
 )
 from usher.master.policy.letters import SUDDEN_MS
-from usher.master.policy.rates import Sample, rates, sample_of
 from usher.master.policy.rules import Rule, Rulebook, Target
 from usher.master.policy.states import Queue, Seen, TicketFilter
 

@@ -8,9 +8,8 @@ import random
 import orjson
 
 from usher.common.protocol.run_log import RunRecord
-from usher.master.insight.charts import draw, totals
-from usher.master.policy import charts
-from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, LONGEST, NAMES, OTHERS, SPANS
+from usher.master.insight import charts
+from usher.master.insight.charts import ALL, BY_CONSUMER, BY_SOURCE, LONGEST, NAMES, OTHERS, SPANS, draw, totals
 
 _NOW = 1_700_000_000_000
 _NOTHING = charts.gather(())
