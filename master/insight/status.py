@@ -848,65 +848,44 @@ def _text(values: list[Any] | None, at: int) -> str | None:
     return None if found is None or found[1] > LONGEST_TICKET else found[0].decode(errors="replace")
 
 
-#: Seconds for which findings are shown again: an examination watches clocks for 0.1 s.
-_FOUND_FOR_S = 15.0
 #: Newest declared losses that are shown.
 _LOSSES_SHOWN = 50
 
 
-class SystemDiagnostics:
-    """The doctor and the stream's readers, for the page. ``retention`` and the findings ``of_master``: the master's."""
+def examined(
+    link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | None, of_master: Sequence[DoctorFinding] = ()
+) -> dict[str, Any]:
+    """Return the document of `usher doctor --json`, with findings ``of_master``."""
+    facts = collect(link, keys, lease_ms, sources)
+    return {"asked_ms": wall_ms(), **report(redacted(link.url), facts, [*examine(facts), *of_master])}
 
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        lease_ms: int,
-        sources: SourceSelection | None = None,
-        retention: Retention | None = None,
-        of_master: tuple[DoctorFinding, ...] = (),
-    ) -> None:
-        self._link, self._keys, self._lease_ms, self._sources = link, keys, lease_ms, sources
-        self._retention, self._of_master = retention or Retention(), of_master
-        #: Returns the document of `usher doctor --json`.
-        self.doctor = Kept(_FOUND_FOR_S, self._examine)
 
-    def _examine(self) -> dict[str, Any]:
-        facts = collect(self._link, self._keys, self._lease_ms, self._sources)
-        findings = [*examine(facts), *self._of_master]
-        return {"asked_ms": wall_ms(), **report(redacted(self._link.url), facts, findings)}
-
-    def streams(self) -> list[dict[str, Any]]:
-        """Return one row for the ticket stream: its readers, what may be cut and why, and whose checkpoints there
-        are."""
-        facts = Trimming(self._link, self._keys).facts()
-        beside = {self._keys.runs: "run log", self._keys.dead: "dead letters"}
-        asked = [("GET", LogKeys(self._keys.stream).leader), ("XLEN", self._keys.stream)]
-        streamer, length = self._link.all_of(asked)
-        now_ms, memory = look_at_memory(self._link)
-        grows = read_growth(self._link, self._keys.stream, length, facts.span, now_ms, memory)
-        losses, *seen = self._link.pipeline(
-            [losses_command(self._keys, _LOSSES_SHOWN), *(("XINFO", "STREAM", name) for name in beside)]
-        )
-        others = [
-            {"name": name, "what": what, "entries": of.get(b"length", 0)}
-            | {"last": of.get(b"last-generated-id", b"").decode() or None}
-            for (name, what), of in zip(beside.items(), map(stream_facts, seen), strict=True)
-        ]
-        archived_only, wished = self._retention.archived_only, self._retention.wishes(facts, now_ms)
-        decision = decide(facts, archived_only=archived_only, wished=wished)
-        return [
-            retained(self._keys.stream, facts, decision, archived_only)
-            | {
-                "entries": length,
-                "growth": None if grows is None else describe(grows),
-                "days_left": None if grows is None else grows.days_left,
-                "memory": None if memory is None else memory._asdict() | {"share": memory.share},
-                "losses": [told(loss) for loss in parse_losses(losses)],
-                "streamer": (streamer or b"").decode(errors="replace").partition(" ")[2] or None,
-                "others": others,
-            }
-        ]
+def stream_row(link: Link, keys: Keys, retention: Retention) -> dict[str, Any]:
+    """Return, of the ticket stream, its readers, what may be cut and why, and whose checkpoints there are."""
+    facts = Trimming(link, keys).facts()
+    beside = {keys.runs: "run log", keys.dead: "dead letters"}
+    streamer, length = link.all_of([("GET", LogKeys(keys.stream).leader), ("XLEN", keys.stream)])
+    now_ms, memory = look_at_memory(link)
+    grows = read_growth(link, keys.stream, length, facts.span, now_ms, memory)
+    losses, *seen = link.pipeline(
+        [losses_command(keys, _LOSSES_SHOWN), *(("XINFO", "STREAM", name) for name in beside)]
+    )
+    others = [
+        {"name": name, "what": what, "entries": of.get(b"length", 0)}
+        | {"last": of.get(b"last-generated-id", b"").decode() or None}
+        for (name, what), of in zip(beside.items(), map(stream_facts, seen), strict=True)
+    ]
+    archived_only, wished = retention.archived_only, retention.wishes(facts, now_ms)
+    decision = decide(facts, archived_only=archived_only, wished=wished)
+    return retained(keys.stream, facts, decision, archived_only) | {
+        "entries": length,
+        "growth": None if grows is None else describe(grows),
+        "days_left": None if grows is None else grows.days_left,
+        "memory": None if memory is None else memory._asdict() | {"share": memory.share},
+        "losses": [told(loss) for loss in parse_losses(losses)],
+        "streamer": (streamer or b"").decode(errors="replace").partition(" ")[2] or None,
+        "others": others,
+    }
 
 
 def retained(

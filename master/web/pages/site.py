@@ -52,7 +52,7 @@ from usher.master.insight.formatting import (
     tried,
     visible,
 )
-from usher.master.insight.status import BAR, ORDERS
+from usher.master.insight.status import BAR, ORDERS, stream_row
 from usher.master.operations.action_log import OperatorAction, counted
 from usher.master.operations.shelves import check_due
 from usher.master.policy.explain import OK
@@ -439,7 +439,10 @@ def streams() -> str:
     rows, fitting = parts.status.source_rows(asked, start, _ROWS)
     end = start + len(rows)
     facts = {"rows": rows, "fitting": fitting, "start": start, "asked": asked, "sources": sources}
-    facts |= {"following": end if end < fitting else None, "streams": parts.diagnostics.streams()}
+    facts |= {
+        "following": end if end < fitting else None,
+        "streams": [stream_row(parts.link, parts.keys, parts.retention)],
+    }
     return render_page("operations/streams.html", "streams", pulse=parts.overview.snapshot(), **facts)
 
 
@@ -458,7 +461,7 @@ def audit() -> str:
 
 @pages.get("/doctor")
 def doctor() -> str:
-    found = parts.diagnostics.doctor()
+    found = parts.doctor()
     findings = sorted(found["findings"], key=lambda one: _SEVERITIES.index(one["severity"]))
     return render_page("system/doctor.html", "doctor", doctor=found | {"findings": findings})
 
