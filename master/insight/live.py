@@ -286,6 +286,7 @@ class LiveOverview(Service):
         if not self._is_watched:
             self._tickets.forget()
             self.on_rest()
+            self.queue = None
             self._samples.clear()  # rates are those since the last look
             self._given.clear()
             self._look_at_tenants(self._take_sample())

@@ -16,7 +16,7 @@ from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
-from usher.master.policy.states import TicketFilter
+from usher.master.policy.states import Queue, TicketFilter
 
 
 @pytest.fixture
@@ -52,9 +52,10 @@ def test_an_empty_redis_is_shown_as_such(pulse: LiveOverview, world: World) -> N
 
 def test_while_nobody_looks_it_looks_once_a_minute_and_a_page_finds_rates(pulse: LiveOverview, world: World) -> None:
     world.parked(world.elect(), b"P", b"1000-1", b"1001-1")
+    pulse.queue = Queue(1, 1.0)  # of an hour ago
     for _ in range(2):
         assert 59.0 < pulse.run_once() <= 60.0
-        assert pulse.last["sent_per_second"] is None
+        assert (pulse.queue, pulse.last["sent_per_second"]) == (None, None)
     world.send(b"new", b"3000-1")
     assert look(pulse)["sent_per_second"] > 0
     assert (pulse.last["lag"], pulse.run_once() < 3.0) == (1, True)
