@@ -26,7 +26,6 @@ from usher.consumer.execution.lanes import Lanes
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.master.insight.live import LiveOverview
-from usher.master.insight.status import SystemDiagnostics
 from usher.master.web.api import Parts, operator_routes
 from usher.master.web.pages.site import add_pages
 
@@ -63,8 +62,7 @@ def parts_of(
     facts: Any = {"work_ticket_field": "ticket_id", "ticket_field": "ticket_id", "by_stream": False, "sources": sources}
     settings = SimpleNamespace(**facts, shown_names=shown, lease_seconds=lease_ms / 1000)
     overview = LiveOverview(link, keys, "ticket_id", lease_ms)
-    diagnostics = SystemDiagnostics(link, keys, lease_ms, sources)
-    return Parts(settings, link, keys, 10.0, overview=overview, diagnostics=diagnostics)
+    return Parts(settings, link, keys, 10.0, overview=overview)
 
 
 def api_of(link: Link, keys: Keys, shown: Sequence[str] = (), **tokens: Identity) -> Flask:

@@ -92,7 +92,6 @@ ROOMS = (
         "master/dispatch",
         "master/sources",
         "master/insight",
-        "master/charts",
         "master/verbs",
     ),
     *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/streamer"),

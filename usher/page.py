@@ -19,7 +19,7 @@ from usher.common.redis.client import Link, SharedLink
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load
 from usher.master.insight.live import LiveOverview
-from usher.master.insight.status import FIELDS_S, SystemDiagnostics
+from usher.master.insight.status import FIELDS_S
 from usher.master.web.api import REGISTER_BODY, Parts, operator_routes
 from usher.master.web.pages.site import add_pages
 
@@ -51,8 +51,7 @@ def page(people: People, others: Mapping[str, str] = MappingProxyType({}), **set
     lease_ms, field = int(given.lease_seconds * 1000), given.work_ticket_field
     reads = SharedLink(url, "page:reads")
     overview = LiveOverview(Link(url, "page:pulse"), keys, field, lease_ms)
-    diagnostics = SystemDiagnostics(reads, keys, lease_ms, given.sources)
-    parts = Parts(given, reads, keys, FIELDS_S, overview=overview, diagnostics=diagnostics)
+    parts = Parts(given, reads, keys, FIELDS_S, overview=overview)
     app, starting = web.create_app(__name__, _Guests(people), REGISTER_BODY), threading.Lock()
     app.register_blueprint(operator_routes(parts))
     add_pages(app, parts)

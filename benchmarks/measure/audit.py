@@ -24,7 +24,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.own_command import usher_command
 from usher.deploy.bench.rig import BenchFailed, cpu_seconds, family, redis_version
-from usher.master.policy.explain.explain import FENCES_PER_MS
+from usher.master.policy.explain import FENCES_PER_MS
 
 GROUP = "bench_group"
 _CHUNK, _PER_TICKET, _OWNERS, _PER_RECORD = 5_000, 10, 8, 100

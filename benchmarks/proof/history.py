@@ -18,7 +18,7 @@ from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import Link
 from usher.master.audit import batches
 from usher.master.audit.archive import Commit, DataSet, data_sets
-from usher.master.policy.explain.explain import FENCES_PER_MS
+from usher.master.policy.explain import FENCES_PER_MS
 
 STEP_MS = 300_000
 _OWNERS, _PER_RECORD = 8, 100

@@ -178,7 +178,7 @@ class Keys:
         gathers.""")
     runs = _Key("""Stream, capped: the run log, one entry per batch. Written by ack, charge and note_crash.""")
     charts = _Key("""Hash, of at most 1,450 fields of 4 KiB: place of a minute -> a point of the charts
-        (master/policy/charts.py). Written by the leader, once a minute.""")
+        (master/insight/charts.py). Written by the leader, once a minute.""")
     audit = _Key("""String: the last audit's verdict and sums, one JSON object. Written by the audit, for pages and
         metrics.""")
     archived = _Key("""Hash: ``entries`` and ``runs`` -> the last id in the archive; ``proven_until_ms``, and

@@ -27,14 +27,13 @@ from usher.common.runtime.settings import is_loopback
 from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.insight.live import LiveOverview, TicketFeed
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
-from usher.master.insight.stats import BacklogWatch, lag_document
-from usher.master.insight.status import FIELDS_S, SystemDiagnostics
+from usher.master.insight.stats import BacklogLimits, BacklogWatch, lag_document
+from usher.master.insight.status import FIELDS_S
 from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import HealthHosts
 from usher.master.membership.registry import Membership, NameInUse, RegistrationOver
 from usher.master.operations.trimming import retention_of
-from usher.master.policy.rates import BacklogLimits
 from usher.master.settings import MasterSettings
 from usher.master.verbs.verbs import Lag
 from usher.master.web.api import REGISTER_BODY, Desk, Parts, operator_routes, routes
@@ -90,14 +89,14 @@ class HttpServices:
 
     def _make_parts(self, reads: SharedLink, trusted: str) -> Parts:
         place, settings, keys = self._place, self._place.settings, self._place.keys
-        dispatcher, sources = self._leading.dispatcher, settings.sources
+        dispatcher = self._leading.dispatcher
         asker = self._kept(OwnerQuestion(place.hosts, settings.tls_ca))
         of_leader = dispatcher.parked_of, dispatcher.tenants_now if settings.tenant_field else dict
         overview = LiveOverview(place.link("pulse"), keys, settings.work_ticket_field, place.lease_ms, *of_leader)
-        retention = retention_of(settings, work_stream=sources is not None)
-        diagnostics = SystemDiagnostics(reads, keys, place.lease_ms, sources, retention, findings(trusted))
+        retention = retention_of(settings, work_stream=settings.sources is not None)
+        of_master: dict[str, Any] = {"retention": retention, "of_master": findings(trusted)}
         of_view = (settings, reads, keys, FIELDS_S, asker, dispatcher.glance, overview)
-        return Parts(*of_view, overview=overview, diagnostics=diagnostics, ask_process=asker.process)
+        return Parts(*of_view, overview=overview, ask_process=asker.process, **of_master)
 
     def _kept(self, part: _Part) -> _Part:
         self._closing.callback(part.close)

@@ -19,10 +19,10 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.acl import scripts_for_others
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Health, Service, stalled
-from usher.master.charts.keeper import ChartKeeper
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import ChangeWatch
 from usher.master.dispatch.stream_notifier import StreamNotifier
+from usher.master.insight.charts import ChartKeeper
 from usher.master.leader.elector import Elector, Lead
 from usher.master.leader.entries import LONGEST_MARK, Rejected
 from usher.master.leader.limits import limits_of

@@ -49,12 +49,12 @@ from usher.common.sending.producer import SECONDS
 from usher.master.cli import shared as ui
 from usher.master.insight.formatting import moment, visible
 from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
+from usher.master.insight.stats import rates, sample_of
 from usher.master.insight.status import ORDERS, StatusReader, retained
 from usher.master.operations.shelves import check_due
 from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
-from usher.master.policy.explain.explain import Reason
+from usher.master.policy.explain import Reason
 from usher.master.policy.letters import DeadLetter
-from usher.master.policy.rates import rates, sample_of
 from usher.master.policy.rules import Target
 from usher.master.policy.states import BY_NAME
 from usher.master.policy.ticket_orders import TicketOrder

@@ -1,9 +1,9 @@
 """Live views: what goes on, as it happens, from Redis alone, so that a standby can show it too.
 
 The live overview is the state of the whole system for the page, read once for everybody who watches. While a page is
-open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every other second, in
-one round trip, so that a page finds rates when it opens; more rarely while nothing moves. Open pages ask again every
-two seconds; that is how they learn in time that there is no news. ``usher stuck`` takes two looks of its own.
+open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read once a minute, in one
+round trip, so that a page finds rates when it opens. Open pages ask again every two seconds; that is how they learn in
+time that there is no news. ``usher stuck`` takes two looks of its own.
 
 The feed serves all followers of tickets. Three streams (ticket stream, run log, dead letters) are read on, once for all
 who are at the same place, and the index is looked at for the followed tickets, a few times a second while there are
@@ -47,13 +47,13 @@ from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import Entry, first_of, pairs
 from usher.common.runtime.service import Service
-from usher.master.insight.stats import stream_sums, tickets_of
+from usher.master.insight.stats import Sample, rates, sample_of, stream_sums, tickets_of
 from usher.master.insight.status import Scan, consumer_rows, look_at, ticket_row
 from usher.master.membership.registry import STATES
 from usher.master.operations.live_rules import read_rules
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.explain import (
+from usher.master.policy.explain import (
     OK,
     STUCK_MS,
     Looked,
@@ -64,18 +64,25 @@ from usher.master.policy.explain.explain import (
     since_ms,
 )
 from usher.master.policy.letters import SUDDEN_MS
-from usher.master.policy.rates import Sample, is_still, rates, sample_of
 from usher.master.policy.rules import Rule, Rulebook, Target
-from usher.master.policy.states import Queue, Seen
-from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.policy.states import Queue, Seen, TicketFilter
 
 if TYPE_CHECKING:  # commands that look do without a web server
     from usher.common.http.push import LiveStream, LiveStreams
 
 #: Records read by one call; and the most entries that are looked at under ``master``, at first and where it goes on.
 _COUNT, _PARKED, _FURTHER = 1000, 50, 500
-#: By ticket, its first message, and when that was seen to move on; 0: never.
-_Standing = dict[bytes, tuple[bytes, int]]
+
+
+@dataclass
+class _Look:
+    """What one look at tickets has found so far. ``standing``: by ticket that stands still, its first message, and when
+    that was seen to move on (0: never); ``named``: entries under ``master`` that records name."""
+
+    groups: TicketGroups = field(default_factory=TicketGroups)
+    standing: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    owned: Counter[bytes] = field(default_factory=Counter)
+    named: int = 0
 
 
 class StuckTickets:
@@ -102,20 +109,13 @@ class StuckTickets:
         self.forget()
 
     def forget(self) -> None:
-        self._owned: Mapping[bytes, int] | None = None  # None: the first full scan is not over
-        self._groups, self._named = TicketGroups(), 0  # entries under ``master`` that records name
-        self._stood, self._parked_stood = _Standing(), _Standing()
-        self._begin_scan()
-
-    def _begin_scan(self) -> None:
-        self._cursor: bytes | None = None
-        self._counted: Counter[bytes] = Counter()
-        self._counting, self._naming, self._standing = TicketGroups(), 0, _Standing()
+        self._cursor, self._scan, self._parked = b"0", _Look(), _Look()
+        self._last: _Look | None = None  # None: the first full scan is not over
 
     def owned_by(self, incarnation: str) -> int | None:
         """Return how many tickets in processing the incarnation has, as of the last full scan; None before there was
         one."""
-        return None if self._owned is None else self._owned.get(incarnation.encode(), 0)
+        return None if self._last is None else self._last.owned[incarnation.encode()]
 
     def look(
         self,
@@ -128,21 +128,20 @@ class StuckTickets:
     ) -> list[dict[str, Any]]:
         """Look at ``most`` more records of ``tickets``, or up to the end, and return the groups. ``queue``: what only
         waits for its turn."""
-        waiting, looked_at = self._pending(), 0
+        waiting, looked_at, self._now_ms = self._pending(), 0, now_ms
         while looked_at < most:
-            self._cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor or b"0", "COUNT", _COUNT)
+            self._cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor, "COUNT", _COUNT)
             looked_at += max(1, len(flat) // 2)
             scan = Scan(self._link, self._keys, pairs(flat))
-            self._counted.update(scan.words)
+            self._scan.owned.update(scan.words)
             for one in look_at(self._link, self._keys, scan, scan.readable, TicketFilter(), states):
-                self._naming += one.under_master
-                self._add(one, self._counting, self._stood, self._standing, now_ms, tickets <= most)
+                self._scan.named += one.under_master
+                self._add(one, self._scan, self._last or _Look(), tickets <= most)
             if self._cursor == b"0":
-                self._owned, self._groups, self._named = dict(self._counted), self._counting, self._naming
-                self._stood = self._standing
-                self._begin_scan()
+                self._last, self._scan = self._scan, _Look()
                 break
-        groups, standing = (self._groups if self._owned is not None else self._counting).copied(), _Standing()
+        found = self._last or self._scan
+        parked = _Look(found.groups.copied())
         records = self._link.call("HMGET", self._keys.tickets, *waiting) if waiting else []
         alone = [ticket for ticket, record in zip(waiting, records, strict=True) if record is None]
         if not alone:  # all of these are put off, or behind others: look further the next time
@@ -151,32 +150,24 @@ class StuckTickets:
             rule = rules.of(ticket)
             seen = Seen(rule=rule, queue=queue.text if queue is not None and rule is None else "")
             one = Looked(ticket, b" 0 " + b" ".join(waiting[ticket]), seen, None)
-            self._add(one, groups, self._parked_stood, standing, now_ms, True, self._all_waiting)
-        self._parked_stood = standing
-        return groups.told(self._under_master <= self._named, self._owned is not None)
+            self._add(one, parked, self._parked, True, self._all_waiting)
+        self._parked = parked
+        return parked.groups.told(self._under_master <= found.named, self._last is not None)
 
-    def _add(
-        self,
-        one: Looked,
-        groups: TicketGroups,
-        stood: _Standing,
-        standing: _Standing,
-        now_ms: int,
-        at_once: bool,
-        are_all: bool = True,
-    ) -> None:
-        """Add a ticket that is stuck. ``stood``: what seemed to stand at the look before; ``at_once``: what was not
-        looked at before is added, too; ``are_all``: no such tickets may be left out."""
-        first, (head, moved_ms) = one.head, stood.get(one.ticket, (b"", 0))
+    def _add(self, one: Looked, into: _Look, before: _Look, at_once: bool, are_all: bool = True) -> None:
+        """Add a ticket if it is stuck. ``before``: the former look; ``at_once``: what it has not looked at is added,
+        too; ``are_all``: no such tickets may be left out."""
+        now_ms = self._now_ms
+        first, (head, moved_ms) = one.head, before.standing.get(one.ticket, (b"", 0))
         moved_ms = now_ms if head not in (b"", first) else moved_ms
         since = since_ms(one, moved_ms, now_ms)
         if since == now_ms and not moved_ms:
             moved_ms = now_ms  # nobody knows since when: since it was seen
         is_old, at_once = now_ms - since >= STUCK_MS, at_once or one.seen.lease == "lost"
         if is_old or moved_ms:
-            standing[one.ticket] = first, moved_ms
+            into.standing[one.ticket] = first, moved_ms
         if one.has_failed or (is_old and (head or at_once)):
-            groups.add(describe(one, since, self._parked_of(one.ticket), now_ms), are_all)
+            into.groups.add(describe(one, since, self._parked_of(one.ticket), now_ms), are_all)
 
     def _pending(self) -> dict[bytes, list[bytes]]:
         """Return what waits longest under the master, by ticket; of tickets that are in the index too it is behind
@@ -208,16 +199,15 @@ class StuckTickets:
         return known if known.is_exact else Parked(max(known.messages, seen.messages), False)
 
 
-#: Seconds between two looks: while a page is open, while none is, and while nothing moves either; and how long a page
-#: counts as open after it was asked for.
-_EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 30.0, 10.0
+#: Seconds between two looks: while a page is open, and while none is; how long a page counts as open after it was asked
+#: for; and the age of a snapshot that is stale.
+_EVERY_S, _IDLE_EVERY_S, _LOOKS_FOR_S, _STALE_S = 1.0, 60.0, 10.0, 4.0
 #: Seconds that a page waits for a fresh look; a later one reaches it as an event anyway.
 _PATIENCE_S = 0.2
 #: Newest declared losses that are looked at, and tenants that are told of.
 _LOSSES, _TENANTS = 10, 8
-#: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
-#: Each one blocks Redis for 2 us.
-_MOST_COUNTED, _MOST_COUNTED_UNSEEN = 20_000, 4_000
+#: The most entries counted for the lag where Redis does not know it (before 7.0). Each one blocks Redis for 2 us.
+_MOST_COUNTED = 20_000
 _BROAD = (Target.STREAM, Target.EVERYTHING)
 
 
@@ -226,7 +216,7 @@ class LiveOverview(Service):
     how many messages of each tenant are unfinished and were handed over so far, in memory, when it leads."""
 
     name = "pulse"
-    stalls_after_s = 3 * _STILL_EVERY_S
+    stalls_after_s = 3 * _IDLE_EVERY_S
 
     def __init__(
         self,
@@ -247,7 +237,6 @@ class LiveOverview(Service):
         self.at_once: float = 5_000  # records of the index looked at in a turn
         self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
-        self._told: list[Any] = []  # what Redis said of the stream and its groups at the last look
         self._fresh = threading.Condition()
         self._looked_s = 0.0
         self._closely_s = self._watched_s = 0.0
@@ -260,12 +249,15 @@ class LiveOverview(Service):
     def snapshot(self, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
         """Return the last snapshot, at most a few seconds old. One that is older, or whose successor failed, is
         ``stale``, says why, and calls nothing OK. The first one may take longer."""
-        self._look()
+        if not self._is_watched:
+            self._watched_s = now_s()
+            self.wake()
+        self._looked_s = now_s()
         with self._fresh:
-            if now_s() - self._closely_s > 2 * _IDLE_EVERY_S:
+            if now_s() - self._closely_s > _STALE_S:
                 self.wake()
                 self._fresh.wait(patience_s if self._closely_s else 4 * patience_s)
-            is_late = now_s() - max(self._closely_s, self._watched_s) > 2 * _IDLE_EVERY_S
+            is_late = now_s() - max(self._closely_s, self._watched_s) > _STALE_S
         if self.trouble is None and not is_late:
             return self._snapshot
         trouble = (self.trouble or "").partition(": ")[2]
@@ -280,16 +272,8 @@ class LiveOverview(Service):
         return self._snapshot
 
     def consumers(self) -> list[dict[str, Any]]:
-        """Return all registered consumers, by name, and names in the group that hold entries without being
-        registered."""
         self.snapshot()
         return list(self._rows)
-
-    def _look(self) -> None:
-        if not self._is_watched:
-            self._watched_s = now_s()
-            self.wake()
-        self._looked_s = now_s()
 
     @property
     def _is_watched(self) -> bool:
@@ -298,14 +282,17 @@ class LiveOverview(Service):
     # -- the turn
 
     def run_once(self) -> float:
-        began_s, watched = now_s(), self._is_watched
-        if not watched:
+        began_s = now_s()
+        if not self._is_watched:
             self._tickets.forget()
             self.on_rest()
-        if not watched and self._stands_still():
-            return _STILL_EVERY_S
-        seen = self._take_sample(_MOST_COUNTED if watched else _MOST_COUNTED_UNSEEN)
-        tenants = self._look_at_tenants(seen["time_ms"], bool(seen["parked"]))
+            self.queue = None
+            self._samples.clear()  # rates are those since the last look
+            self._given.clear()
+            self._look_at_tenants(self._take_sample())
+            return _IDLE_EVERY_S
+        seen = self._take_sample()
+        tenants = self._look_at_tenants(seen)
         self.queue = Queue.of(seen, tenants)
         seen["queue"] = self.queue and self.queue._asdict() | {"text": self.queue.text}
         most = sorted(tenants.items(), key=lambda one: -one[1][0])[:_TENANTS]
@@ -314,56 +301,41 @@ class LiveOverview(Service):
             for name, (waiting, per_second) in most
             if waiting
         ]
-        if watched:
-            states = self._look_at_consumers(seen)
-            about = seen["tickets"], states, self._rules, seen["time_ms"], self.queue
-            groups = self._tickets.look(self.at_once, *about)
-            seen["groups"] = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
-            for row in self._rows:
-                row["tickets"] = self._tickets.owned_by(row["incarnation"])
-            losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])
-            seen["losses"] = [told_of(loss) for loss in parse_losses(losses)]
-            trouble, share = write_trouble(*told), memory_share(*told)
-            seen["memory_share"] = None if share is None else round(share, 2)
-            seen["write_trouble"] = None if trouble is None else trouble._asdict()
-            counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
-            seen["letters"], seen["sudden"], seen["letters_wrong"] = counts.groups, counts.sudden, counts.wrong
-            seen["alarms"] = alarms(seen)
+        states = self._look_at_consumers(seen)
+        about = seen["tickets"], states, self._rules, seen["time_ms"], self.queue
+        groups = self._tickets.look(self.at_once, *about)
+        seen["groups"] = [group | {"level": level_of(group, seen["time_ms"])} for group in groups]
+        for row in self._rows:
+            row["tickets"] = self._tickets.owned_by(row["incarnation"])
+        losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])
+        seen["losses"] = [told_of(loss) for loss in parse_losses(losses)]
+        trouble, share = write_trouble(*told), memory_share(*told)
+        seen["memory_share"] = None if share is None else round(share, 2)
+        seen["write_trouble"] = None if trouble is None else trouble._asdict()
+        counts = self._letters.counts(*(seen["time_ms"] - ms for ms in SUDDEN_MS))
+        seen["letters"], seen["sudden"], seen["letters_wrong"] = counts.groups, counts.sudden, counts.wrong
+        seen["alarms"] = alarms(seen)
         with self._fresh:
-            self._snapshot = seen if watched else self._snapshot | seen
-            if watched:
-                self._closely_s = now_s()
+            self._snapshot, self._closely_s = seen, now_s()
             self._fresh.notify_all()
-        every_s = _EVERY_S if self._is_watched else _STILL_EVERY_S if is_still(self._samples) else _IDLE_EVERY_S
-        return max(0.05, every_s - (now_s() - began_s))
+        return max(0.05, _EVERY_S - (now_s() - began_s))
 
-    def _stands_still(self) -> bool:
-        """Return whether nothing has moved since the last look: two commands tell."""
-        if not is_still(self._samples):
-            return False
-        stream = self._keys.stream
-        if self._link.pipeline([("XLEN", stream), ("XINFO", "GROUPS", stream)]) != self._told:
-            return False
-        self.queue = None
-        self._samples.append(self._samples[-1]._replace(time_ms=wall_ms()))
-        return True
-
-    def _take_sample(self, most_counted: int) -> dict[str, Any]:
+    def _take_sample(self) -> dict[str, Any]:
         began_s = now_s()
-        seen = stream_sums(self._link, self._keys, most_counted)
+        seen = stream_sums(self._link, self._keys, _MOST_COUNTED)
         seen["look_ms"] = round(1000 * (now_s() - began_s), 1)
         del seen["rules"], seen["behind"], seen["delivered"]
-        self._by_name, self._told = seen.pop("by_name"), seen.pop("told")
-        lowest = seen.pop("oldest")
+        self._by_name, lowest = seen.pop("by_name"), seen.pop("oldest")
         self._samples.append(sample_of(seen))
         del seen["read"]
         sent, done = rates(list(self._samples))
         told = {"oldest_ms": milliseconds(lowest) if lowest else None, "sent_per_second": sent, "done_per_second": done}
         return seen | told | {"delayed": seen["delayed"]["messages"]}
 
-    def _look_at_tenants(self, now_ms: int, some_wait: bool) -> dict[str, tuple[int, float]]:
+    def _look_at_tenants(self, seen: Mapping[str, Any]) -> dict[str, tuple[int, float]]:
         """Return how many messages of each tenant are unfinished, and how many are handed over per second."""
-        self._given.append((now_ms, self._by_tenant() if some_wait else {}))
+        now_ms = seen["time_ms"]
+        self._given.append((now_ms, self._by_tenant() if seen["parked"] else {}))
         (before_ms, before), (_, now) = self._given[0], self._given[-1]
         seconds = max(0.001, (now_ms - before_ms) / 1000)
         since = {name: given - before.get(name, (0, given))[1] for name, (_, given) in now.items()}
@@ -419,7 +391,6 @@ class Event(NamedTuple):
 
 
 def without_fields(event: Event) -> Event:
-    """Return the event for followers who may not see what messages say, nor the texts of errors."""
     hidden = ("fields", "error")
     return event._replace(data={name: value for name, value in event.data.items() if name not in hidden})
 
@@ -544,7 +515,7 @@ class Follower:
 
 
 class TicketFeed(Service):
-    """The service behind ``/events``. All its fields below the mailbox belong to its thread."""
+    """The service behind ``/events``. All its fields below ``_came`` belong to its thread."""
 
     name = "feed"
 
@@ -554,10 +525,9 @@ class TicketFeed(Service):
         self._streams = (keys.stream, keys.runs, keys.dead)
         self._field = ticket_field.encode()
         self._live = streams
-        self._mailbox: deque[tuple[str, Follower]] = deque()
-        self._followers: dict[bytes, dict[Follower, None]] = {}
-        self._seen: dict[bytes, Mapping[str, Any]] = {}  # the last row of each
-        self._values: dict[bytes, tuple[bytes | None, str]] = {}  # the records and rules that _seen was made of
+        self._came = deque[Follower]()
+        self._followers: list[Follower] = []
+        self._seen: dict[bytes, Mapping[str, Any]] = {}  # by followed ticket, its row at the last look
         self._book, self._rule_of = Rulebook(), lru_cache(_RULED)(Rulebook().of)
         self._look_at_s = 0.0
         self._positions_at_s = 0.0
@@ -568,8 +538,9 @@ class TicketFeed(Service):
         """Begin an answer with the events of ``ticket`` from now on, and first those missed since ``position``. Raises
         Problem."""
         follower = Follower(ticket, position, with_fields, behind=position is not None)
-        follower.live = self._live.open(who, lambda: self._post("left", follower), lambda: self._written(follower))
-        self._post("came", follower)
+        follower.live = self._live.open(who, self.wake, lambda: self.wake() if follower.behind else None)
+        self._came.append(follower)
+        self.wake()
         return follower.live
 
     def follow_message(self, who: str, uid: str, last: str) -> LiveStream:
@@ -600,22 +571,15 @@ class TicketFeed(Service):
                     if what != b"progress":
                         return
 
-    def _written(self, follower: Follower) -> None:
-        if follower.behind:
-            self.wake()
-
-    def _post(self, what: str, follower: Follower) -> None:
-        self._mailbox.append((what, follower))
-        self.wake()
-
     # -- the turn
 
     def run_once(self) -> float:
-        for _ in range(len(self._mailbox)):
-            self._take(*self._mailbox.popleft())
+        while self._came:
+            self._followers.append(self._came.popleft())
+            self._look_at_s = 0.0
+        self._followers = [one for one in self._followers if not one.live.closed]
         if not self._followers:
-            self._seen.clear()
-            self._values.clear()
+            self._seen = {}
             return _EMPTY_S
         more = [self._pass_on(group) for group in self._groups()]
         now = now_s()
@@ -624,7 +588,8 @@ class TicketFeed(Service):
             self._look()
         if now >= self._positions_at_s:
             self._positions_at_s = now + _POSITION_S
-            self._tell_positions()
+            for one in self._followers:
+                one.live.send(f"id: {position_text(one.position or ())}\n\n".encode())
         return 0.0 if any(more) else _LOOK_S
 
     def on_end(self) -> None:
@@ -632,34 +597,15 @@ class TicketFeed(Service):
 
     # -- its parts
 
-    def _take(self, what: str, one: Follower) -> None:
-        if what == "came":
-            if not one.live.closed:
-                self._followers.setdefault(one.ticket, {})[one] = None
-                self._tell_again(one.ticket)
-            return
-        followers = self._followers.get(one.ticket, {})
-        followers.pop(one, None)
-        if not followers:
-            self._followers.pop(one.ticket, None)
-            self._seen.pop(one.ticket, None)
-            self._values.pop(one.ticket, None)
-
-    def _tell_again(self, ticket: bytes) -> None:
-        """Let the next look, which is at once, send the state of a ticket, changed or not."""
-        self._values.pop(ticket, None)
-        self._look_at_s = 0.0
-
     def _groups(self) -> list[list[Follower]]:
         """Return the followers by their positions: most are where the streams end. Those that are behind get on as fast
         as they read."""
-        everybody = [one for followers in self._followers.values() for one in followers]
-        if fresh := [one for one in everybody if one.position is None]:
+        if fresh := [one for one in self._followers if one.position is None]:
             ends = [bytes(facts.get(b"last-generated-id", ZERO)) for facts in self._facts()]
             for one in fresh:
                 one.position = list(ends)
         groups = defaultdict[tuple[Any, ...], list[Follower]](list)
-        for one in everybody:
+        for one in self._followers:
             if not one.behind or one.live.unwritten <= _ENOUGH_BYTES:
                 groups[(one.behind, *(one.position or ()))].append(one)
         return list(groups.values())
@@ -693,7 +639,7 @@ class TicketFeed(Service):
             follower.position = list(position)
             if behind and known_to == math.inf:
                 follower.behind = False
-                self._tell_again(follower.ticket)
+                self._look_at_s = 0.0
         return known_to < math.inf
 
     def _dispatch(
@@ -734,6 +680,8 @@ class TicketFeed(Service):
         ]
 
     def _send(self, follower: Follower, events: Sequence[Event]) -> None:
+        if not events:
+            return
         for one in events:
             one.data.setdefault("time_ms", wall_ms())
         events = events if follower.with_fields else list(map(without_fields, events))
@@ -767,44 +715,26 @@ class TicketFeed(Service):
     # -- the index
 
     def _look(self) -> None:
-        tickets = list(self._followers)
-        for at in range(0, len(tickets), 1000):
-            some = tickets[at : at + 1000]
-            asked: list[tuple[str | bytes, ...]] = [
-                ("HMGET", self._keys.tickets, *some),
-                ("HGET", self._keys.counters, "rules"),
-            ]
-            values, version = self._link.all_of(asked)
-            if (version or b"") != self._book.version:
-                self._book = read_rules(self._link, self._keys)
-                self._rule_of = lru_cache(_RULED)(self._book.of)
-            held = [
-                (value, rule.told() if (rule := self._rule_of(ticket)) is not None else "")
-                for ticket, value in zip(some, values, strict=True)
-            ]
-            # Skip tickets that are as they were before: most are.
-            looked = zip(some, held, strict=True)
-            for ticket, now in looked:
-                if self._values.get(ticket) != now:
-                    self._values[ticket] = now
-                    self._tell_state(ticket, followed_row(ticket, now[0], self._rule_of(ticket)))
-
-    def _tell_state(self, ticket: bytes, row: Mapping[str, Any]) -> None:
-        before, self._seen[ticket] = self._seen.get(ticket), row
-        news = list(changes(ticket, before, row)) if before is not None else []
-        for follower in self._followers[ticket]:
-            if follower.behind:
-                continue
-            if not follower.greeted:
-                follower.greeted = True
-                self._send(follower, [Event(ticket, "state", dict(row))])
-            elif news:
-                self._send(follower, news)
-
-    def _tell_positions(self) -> None:
-        for followers in self._followers.values():
-            for follower in followers:
-                follower.live.send(f"id: {position_text(follower.position or ())}\n\n".encode())
+        """Send each follower the state of its ticket, and then what changes in it."""
+        by_ticket, before = defaultdict[bytes, list[Follower]](list), self._seen
+        for one in self._followers:
+            by_ticket[one.ticket].append(one)
+        values, version = self._link.all_of(
+            [("HMGET", self._keys.tickets, *by_ticket), ("HGET", self._keys.counters, "rules")]
+        )
+        if (version or b"") != self._book.version:
+            self._book = read_rules(self._link, self._keys)
+            self._rule_of = lru_cache(_RULED)(self._book.of)
+        self._seen = {
+            ticket: followed_row(ticket, value, self._rule_of(ticket))
+            for ticket, value in zip(by_ticket, values, strict=True)
+        }
+        for ticket, row in self._seen.items():
+            news = list(changes(ticket, before[ticket], row)) if ticket in before else []
+            for one in by_ticket[ticket]:
+                if not one.behind:
+                    self._send(one, news if one.greeted else [Event(ticket, "state", dict(row))])
+                    one.greeted = True
 
 
 def _gap(ticket: bytes, source: int, last: bytes) -> Event:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import NotNow
@@ -28,7 +28,6 @@ from usher.master.leader.elector import Lead, parse_held
 from usher.master.membership.registry import members_of, state_of
 from usher.master.operations.live_rules import rulebook
 from usher.master.operations.shelves import waiting_commands, waiting_of
-from usher.master.policy.rates import BacklogLimits
 from usher.master.policy.rules import RuleAction, Rulebook, Target
 
 #: Entries counted by one call, where Redis does not know the lag (before 7.0); and entries whose tickets it reads.
@@ -76,7 +75,7 @@ def stream_sums(link: Link, keys: Keys, most: int) -> dict[str, Any]:
     by_name = {bytes(name): int(count) for name, count in owners or ()}
     lag, is_exact = lag_of(link, keys.stream, group, entries, most)
     told = {} if isinstance(behind, Exception) else pairs(behind)
-    seen: dict[str, Any] = {"told": [entries, groups], "time_ms": wall_ms(), "stream": keys.stream, "group": keys.group}
+    seen: dict[str, Any] = {"time_ms": wall_ms(), "stream": keys.stream, "group": keys.group}
     seen |= {"has_group": group is not None, "leader_url": held.url, "epoch": held.epoch, "read": _read(group, cut)}
     seen |= {"delivered": bytes(group[b"last-delivered-id"]) if group else b"0-0"}
     seen |= {"entries": entries, "lag": lag, "lag_is_exact": is_exact, "tickets": tickets, "rules": rules}
@@ -193,6 +192,85 @@ def lag_document(seen: dict[str, Any]) -> dict[str, Any]:
     told = {name: seen[name] for name in names} | {"oldest_seconds": round(seen["oldest_s"], 3)}
     told |= {"consumers": len(live), "slots": sum(one["slots"] for one in live)}
     return told | {"time_ms": time.time_ns() // 1_000_000}
+
+
+# -- rates, from samples
+
+
+class Sample(NamedTuple):
+    """Counts at a moment. ``lag`` None: not known exactly. ``read``: entries that the group was ever given, from Redis
+    7.0 on."""
+
+    time_ms: int
+    entries: int
+    lag: int | None
+    pending: int
+    read: int | None
+
+    @property
+    def sent(self) -> int | None:
+        """Entries ever added, or those that the stream holds: only differences count."""
+        return self.entries if self.read is None or self.lag is None else self.read + self.lag
+
+    @property
+    def done(self) -> int | None:
+        if self.read is not None:
+            return self.read - self.pending
+        return None if self.lag is None else self.entries - self.lag - self.pending
+
+
+def sample_of(seen: Mapping[str, Any]) -> Sample:
+    lag = seen["lag"] if seen["lag_is_exact"] else None
+    return Sample(seen["time_ms"], seen["entries"], lag, seen["pending"], seen["read"])
+
+
+def rates(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
+    """Return (sent, done) per second over these samples; None where it is unknown.
+
+    >>> rates([Sample(0, 100, 10, 5, None), Sample(2000, 300, 10, 5, None)])
+    (100.0, 100.0)
+    """
+    if len(samples) < 2:
+        return None, None
+    first, last = samples[0], samples[-1]
+    if (first.read is None, first.lag is None) != (last.read is None, last.lag is None):
+        return None, None  # one counts all entries ever, the other those that are there
+    seconds = max(0.001, (last.time_ms - first.time_ms) / 1000)
+    return _per_second(first.sent, last.sent, seconds), _per_second(first.done, last.done, seconds)
+
+
+def _per_second(first: int | None, last: int | None, seconds: float) -> float | None:
+    """Return the difference per second; None also when the count went down: the stream was trimmed or made anew."""
+    return None if first is None or last is None or last < first else round((last - first) / seconds, 1)
+
+
+# -- who has so much waiting that producers are told to wait
+
+#: Share of its limit below which one that was behind is so no more: else the sign would come and go with each message.
+_FREE = 0.9
+
+
+class BacklogLimits(NamedTuple):
+    """Most messages that wait, of the stream and of each tenant; 0: no limit."""
+
+    of_stream: int = 0
+    of_tenant: int = 0
+
+    def exceeded(self, waiting: int, tenants: Mapping[bytes, int], before: Mapping[bytes, int]) -> dict[bytes, int]:
+        """Return who is behind, and with how many messages; b"" is the stream. ``before``: who was so until now.
+
+        >>> BacklogLimits(100, 10).exceeded(95, {b"a": 10, b"b": 9}, {})
+        {b'a': 10}
+        >>> BacklogLimits(100, 10).exceeded(95, {b"a": 8, b"b": 9}, {b"": 100, b"b": 10})
+        {b'': 95, b'b': 9}
+        """
+        counts = [(b"", waiting, self.of_stream)]
+        counts += [(name, number, self.of_tenant) for name, number in tenants.items() if name]
+        return {
+            name: number
+            for name, number, limit in counts
+            if limit and number >= (limit * _FREE if name in before else limit)
+        }
 
 
 #: Seconds between two looks, and for which a sign lasts.

@@ -45,17 +45,25 @@ from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank
 from usher.common.protocol.ticket_states import BY_OWNER, TicketState, due_ms_of
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import TicketRecord, TicketStream, found_entries, group_of, pairs, parse_record
+from usher.common.redis.replies import (
+    TicketRecord,
+    TicketStream,
+    found_entries,
+    group_of,
+    pairs,
+    parse_record,
+    scanned,
+    stream_facts,
+)
 from usher.master.insight.stats import Kept, stream_sums, tickets_of
 from usher.master.membership.registry import SILENT, read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.live_rules import read_rules
 from usher.master.operations.shelves import DeadLetters
 from usher.master.operations.trimming import Trimming
-from usher.master.policy.explain.explain import Looked, fence_ms
+from usher.master.policy.explain import Looked, fence_ms
 from usher.master.policy.letters import HALT, LetterFilter
 from usher.master.policy.rules import Rule, Rulebook
-from usher.master.policy.states import Seen, kind_of, last_error, ticket_state, told_alike, tried
-from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.policy.states import Seen, TicketFilter, kind_of, last_error, ticket_state, told_alike, tried
 from usher.master.policy.trim import Cut, Nothing, Refused, Retention, RetentionFacts, decide, readers
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
@@ -173,7 +181,7 @@ class StatusReader:
         """Return stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in
         processing and halted, dead letters, live rules; and what keeps Redis from writing."""
         seen = stream_sums(self._link, self._keys, _MOST_COUNTED)
-        for name in ("by_name", "oldest", "told", "delivered"):
+        for name in ("by_name", "oldest", "delivered"):
             del seen[name]
         losses, *told_of = self._link.pipeline([losses_command(self._keys, 1), *INFO_COMMANDS])
         trouble = write_trouble(*told_of)
@@ -181,7 +189,6 @@ class StatusReader:
         return seen | {"write_trouble": None if trouble is None else trouble.text, "last_loss": last_loss}
 
     def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
-        """Return rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""
         if self._sources is None or self.sources() is None:
             return [], 0
         return self._sources.rows(text, start, most)
@@ -217,8 +224,8 @@ class StatusReader:
     def each(self, wanted: TicketFilter) -> Iterator[list[dict[str, Any]]]:
         """Yield page by page the tickets of the index that fit; a ticket whose record changes meanwhile may come
         twice."""
-        for page in self._pages():
-            scan = Scan(self._link, self._keys, dict(page))
+        for page in scanned(self._link, self._keys.tickets, _AT_ONCE):
+            scan = Scan(self._link, self._keys, pairs(page))
             yield list(map(_row, self._fitting(scan, list(scan.places(wanted, "age")), wanted)))
 
     def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> dict[str, Any]:
@@ -256,8 +263,8 @@ class StatusReader:
             scan = self._scan  # of which another thread may let go
             if scan is None or now_s() - scan.at_s > _SCAN_KEPT_S:
                 began_s, records, is_all = thread_time(), dict[bytes, bytes](), True
-                for page in self._pages():
-                    records.update(page)
+                for page in scanned(self._link, self._keys.tickets, _AT_ONCE):
+                    records |= pairs(page)
                     if not (is_all := thread_time() - began_s <= within_s):
                         break
                 scan = self._scan = Scan(self._link, self._keys, records, is_all)
@@ -267,22 +274,12 @@ class StatusReader:
         """Let go of the scan: it has a hundred bytes a ticket, and more."""
         self._scan = None
 
-    def _pages(self) -> Iterator[Iterator[tuple[bytes, bytes]]]:
-        cursor = b""
-        while cursor != b"0":
-            cursor, flat = self._link.call("HSCAN", self._keys.tickets, cursor or b"0", "COUNT", _AT_ONCE)
-            yield zip(flat[::2], flat[1::2], strict=True)
-
     def _now(self, found: list[Looked], wanted: TicketFilter) -> list[Looked]:
-        """Look again at those whose records have changed since the scan; those that do not fit any more are left
-        out."""
+        """Look again: since the scan some have changed, or are gone."""
         values = self._link.call("HMGET", self._keys.tickets, *(one.ticket for one in found)) if found else []
-        now = {one.ticket: value for one, value in zip(found, values, strict=True)}
-        changed = {one.ticket: value for one in found if (value := now[one.ticket]) not in (None, one.record)}
-        scan = Scan(self._link, self._keys, changed)
-        again = {one.ticket: one for one in self._fitting(scan, list(scan.places(wanted, "age")), wanted)}
-        as_now = [one if now[one.ticket] == one.record else again.get(one.ticket) for one in found]
-        return [one for one in as_now if one is not None]
+        named = zip(found, values, strict=True)
+        scan = Scan(self._link, self._keys, {one.ticket: value for one, value in named if value is not None})
+        return self._fitting(scan, list(scan.places(wanted, "age")), wanted)
 
     def _fitting(self, scan: Scan, places: Sequence[int], wanted: TicketFilter) -> list[Looked]:
         found = look_at(self._link, self._keys, scan, places, wanted)
@@ -575,15 +572,6 @@ class TicketHistory:
         told |= {"traceback": (traceback or b"").decode(errors="replace")}
         return told | tried(_attempts(noted), decode_error(error))
 
-    def again(self, message_id: str) -> dict[str, Any]:
-        """Return the redrives and replays of a message, as far as one piece goes back."""
-        ends_s = time.monotonic() + _PIECE_S
-        asked = ("usher_replay_of", "uid")
-        found = [self._find("entries", "+", (field, message_id.encode()), ends_s) for field in asked]
-        ids = dict.fromkeys(one.decode() for some, _ in found for one in some)
-        is_all = all(reached == END for _, reached in found)
-        return {"again": [one for one in ids if one != message_id], "again_is_all": is_all}
-
     def executions(self, message_id: str, after: str | None = None, kept: Sequence[Any] = ()) -> dict[str, Any]:
         """Return the executions of a message, oldest first: from when it was sent, or (the next piece) behind a record
         of the run log. ``kept``: those that its dead letter has.
@@ -707,17 +695,11 @@ _STATES = {b"": TicketState.UNREAD, **BY_OWNER}
 IdOf = Callable[[dict[str, Any]], str | None]
 
 
-class _SearchPosition(NamedTuple):
-    """Place in a search: the last entry looked at of a part. ``since``: the last id that the group had been given
-    when the search began."""
+class _Place(NamedTuple):
+    """A place in a search: the last entry looked at of a part."""
 
     part: str
     last: bytes
-    since: bytes
-    looked_at: int
-
-    def __str__(self) -> str:
-        return f"{self.part}_{self.last.decode()}_{self.since.decode()}_{self.looked_at}"
 
 
 class MessageFields:
@@ -783,43 +765,39 @@ class MessageFields:
     ) -> dict[str, Any]:
         """Find messages whose first field of that name (or path) is exactly ``value``: the document ``Found``, whose
         ``looked_at`` counts the entries for former answers, too. Raises ValueError when ``cursor`` is not from one."""
-        until_s, (delivered, number, is_exact) = now_s() + self._within_s, self._bounds()
-        place: _SearchPosition | None = (first := _begin(cursor, delivered or ZERO))
+        until_s, sums = now_s() + self._within_s, stream_sums(self._link, self._keys, _MOST_BEHIND)
+        number, delivered = sums["pending"] + sums["lag"] + sums["dead_letters"], sums["delivered"]
+        began, since, former = _parse_cursor(cursor) if cursor is not None else (_Place(_PENDING, ZERO), delivered, 0)
         # What moves on meanwhile may be met twice.
-        rows, looked_at = dict[str, dict[str, Any]](), first.looked_at
-        while place is not None:
-            ids, seen, following = self._look(field, value, place, delivered is not None)
-            rows |= {
-                row["message_id"] or row["letter_id"]: row for row in self._told(ids, place.part, delivered or ZERO)
-            }
-            looked_at, place = looked_at + seen, following
-            if len(rows) >= most or looked_at - first.looked_at >= most_looked_at or now_s() > until_s:
+        rows, looked_at = dict[str, dict[str, Any]](), former
+        wanted = field.encode("utf-8", "surrogateescape"), value, ""
+        for part, count, ids, following in self._pages(began, since, sums["has_group"], wanted):
+            rows |= {row["message_id"] or row["letter_id"]: row for row in self._told(ids, part, delivered)}
+            looked_at += count
+            cursor = following and f"{following.part}_{following.last.decode()}_{since.decode()}_{looked_at}"
+            if len(rows) >= most or looked_at - former >= most_looked_at or now_s() > until_s:
                 break
         told = {"messages": list(rows.values()), "looked_at": looked_at, "of": max(number, looked_at)}
-        return told | {"of_is_exact": is_exact, "cursor": place and str(place)}
+        return told | {"of_is_exact": sums["lag_is_exact"], "cursor": cursor}
 
-    def _bounds(self) -> tuple[bytes | None, int, bool]:
-        """Return the last id that the group was given (None: there is no group), and how many entries there are to look
-        at, with whether that is exact."""
-        seen = stream_sums(self._link, self._keys, _MOST_BEHIND)
-        delivered = seen["delivered"] if seen["has_group"] else None
-        return delivered, seen["pending"] + seen["lag"] + seen["dead_letters"], seen["lag_is_exact"]
-
-    def _look(
-        self, field: str, value: bytes, place: _SearchPosition, has_group: bool
-    ) -> tuple[list[bytes], int, _SearchPosition | None]:
-        keys, last, ids, number, is_all = self._keys, b"", list[bytes](), 0, 1
-        stream, group = (keys.dead if place.part == _DEAD else keys.stream), keys.group * (place.part == _PENDING)
-        if (has_group or not group) and place.last != _HIGHEST:
-            named = field.encode("utf-8", "surrogateescape")
-            args = ("XRANGE", b"(" + place.last, "+", _FIND_AT_ONCE, named, value, "", group, "")
-            number, last, ids, is_all = self._link.run("find_entries", (stream,), args)
-        further = place._replace(looked_at=place.looked_at + number)
-        if not is_all:
-            return ids, number, further._replace(last=last)
-        if place.part == _PENDING:
-            return ids, number, further._replace(part=_UNREAD, last=place.since)
-        return ids, number, further._replace(part=_DEAD, last=ZERO) if place.part == _UNREAD else None
+    def _pages(
+        self, began: _Place, since: bytes, has_group: bool, wanted: tuple[str | bytes, ...]
+    ) -> Iterator[tuple[str, int, list[bytes], _Place | None]]:
+        """Yield of each page from a place on its part, how many entries it had, what was found there, and the place
+        behind it. ``since``: the last id that the group had been given when the search began."""
+        stream, group, dead = self._keys.stream, self._keys.group, self._keys.dead
+        parts = {_PENDING: (stream, group, ZERO), _UNREAD: (stream, "", since), _DEAD: (dead, "", ZERO)}
+        places = [_Place(part, start) for part, (_, _, start) in parts.items()]
+        at = [place.part for place in places].index(began.part)
+        for place, following in zip([began, *places[at + 1 :]], [*places[at + 1 :], None], strict=True):
+            key, of_group, _ = parts[place.part]
+            pages = found_entries(
+                self._link, "XRANGE", key, b"(" + place.last, "+", _FIND_AT_ONCE, *wanted, of_group, ""
+            )
+            if place.last == _HIGHEST or (of_group and not has_group):
+                pages = iter([(0, [], b"", True)])
+            for count, ids, last, is_all in pages:
+                yield place.part, count, ids, following if is_all else _Place(place.part, last)
 
     def _told(self, ids: list[bytes], part: str, delivered: bytes) -> list[dict[str, Any]]:
         keys, named = self._keys, [one.decode() for one in ids]
@@ -846,7 +824,6 @@ class MessageFields:
         return [row | {"state": first.get(row["message_id"], row["state"])} for row in rows]
 
     def _first_states(self, tickets: Collection[str]) -> dict[str, str]:
-        """Return the states of the first messages of these tickets, as their lists and pages say them."""
         values = self._link.call("HMGET", self._keys.tickets, *tickets) if tickets else []
         named = zip(tickets, values, strict=True)
         rows = ticket_rows(self._link, self._keys, [(ticket.encode(), value) for ticket, value in named if value])
@@ -859,13 +836,11 @@ class MessageFields:
         return {**nothing, "ticket_id": ticket, "state": state, "shown_fields": chosen}
 
 
-def _begin(cursor: str | None, delivered: bytes) -> _SearchPosition:
-    if cursor is None:
-        return _SearchPosition(_PENDING, ZERO, delivered, 0)
+def _parse_cursor(cursor: str) -> tuple[_Place, bytes, int]:
     parts = _CURSOR.fullmatch(cursor)
     if parts is None or not all(is_id(one) or one.encode() == _HIGHEST for one in parts.group(2, 3)):
         raise ValueError("not a place in a search")
-    return _SearchPosition(parts[1], parts[2].encode(), parts[3].encode(), int(parts[4]))
+    return _Place(parts[1], parts[2].encode()), parts[3].encode(), int(parts[4])
 
 
 def _text(values: list[Any] | None, at: int) -> str | None:
@@ -873,64 +848,44 @@ def _text(values: list[Any] | None, at: int) -> str | None:
     return None if found is None or found[1] > LONGEST_TICKET else found[0].decode(errors="replace")
 
 
-#: Seconds for which findings are shown again: an examination watches clocks for 0.1 s.
-_FOUND_FOR_S = 15.0
 #: Newest declared losses that are shown.
 _LOSSES_SHOWN = 50
 
 
-class SystemDiagnostics:
-    """The doctor and the stream's readers, for the page. ``retention`` and the findings ``of_master``: the master's."""
+def examined(
+    link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | None, of_master: Sequence[DoctorFinding] = ()
+) -> dict[str, Any]:
+    """Return the document of `usher doctor --json`, with findings ``of_master``."""
+    facts = collect(link, keys, lease_ms, sources)
+    return {"asked_ms": wall_ms(), **report(redacted(link.url), facts, [*examine(facts), *of_master])}
 
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        lease_ms: int,
-        sources: SourceSelection | None = None,
-        retention: Retention | None = None,
-        of_master: tuple[DoctorFinding, ...] = (),
-    ) -> None:
-        self._link, self._keys, self._lease_ms, self._sources = link, keys, lease_ms, sources
-        self._retention, self._of_master = retention or Retention(), of_master
-        #: Returns the document of `usher doctor --json`.
-        self.doctor = Kept(_FOUND_FOR_S, self._examine)
 
-    def _examine(self) -> dict[str, Any]:
-        facts = collect(self._link, self._keys, self._lease_ms, self._sources)
-        findings = [*examine(facts), *self._of_master]
-        return {"asked_ms": wall_ms(), **report(redacted(self._link.url), facts, findings)}
-
-    def streams(self) -> list[dict[str, Any]]:
-        """Return one row for the ticket stream: its readers, what may be cut and why, and whose checkpoints there
-        are."""
-        facts = Trimming(self._link, self._keys).facts()
-        beside = {self._keys.runs: "run log", self._keys.dead: "dead letters"}
-        lengths = [("XLEN", name) for name in (self._keys.stream, *beside)]
-        streamer, length, *entries = self._link.all_of([("GET", LogKeys(self._keys.stream).leader), *lengths])
-        now_ms, memory = look_at_memory(self._link)
-        grows = read_growth(self._link, self._keys.stream, length, facts.span, now_ms, memory)
-        losses = parse_losses(*self._link.pipeline([losses_command(self._keys, _LOSSES_SHOWN)]))
-        seen = self._link.pipeline([("XINFO", "STREAM", name) for name in beside])
-        last = [None if isinstance(one, Exception) else pairs(one)[b"last-generated-id"].decode() for one in seen]
-        others = [
-            {"name": name, "what": what, "entries": count, "last": newest}
-            for (name, what), count, newest in zip(beside.items(), entries, last, strict=True)
-        ]
-        archived_only, wished = self._retention.archived_only, self._retention.wishes(facts, now_ms)
-        decision = decide(facts, archived_only=archived_only, wished=wished)
-        return [
-            retained(self._keys.stream, facts, decision, archived_only)
-            | {
-                "entries": length,
-                "growth": None if grows is None else describe(grows),
-                "days_left": None if grows is None else grows.days_left,
-                "memory": None if memory is None else memory._asdict() | {"share": memory.share},
-                "losses": [told(loss) for loss in losses],
-                "streamer": (streamer or b"").decode(errors="replace").partition(" ")[2] or None,
-                "others": others,
-            }
-        ]
+def stream_row(link: Link, keys: Keys, retention: Retention) -> dict[str, Any]:
+    """Return, of the ticket stream, its readers, what may be cut and why, and whose checkpoints there are."""
+    facts = Trimming(link, keys).facts()
+    beside = {keys.runs: "run log", keys.dead: "dead letters"}
+    streamer, length = link.all_of([("GET", LogKeys(keys.stream).leader), ("XLEN", keys.stream)])
+    now_ms, memory = look_at_memory(link)
+    grows = read_growth(link, keys.stream, length, facts.span, now_ms, memory)
+    losses, *seen = link.pipeline(
+        [losses_command(keys, _LOSSES_SHOWN), *(("XINFO", "STREAM", name) for name in beside)]
+    )
+    others = [
+        {"name": name, "what": what, "entries": of.get(b"length", 0)}
+        | {"last": of.get(b"last-generated-id", b"").decode() or None}
+        for (name, what), of in zip(beside.items(), map(stream_facts, seen), strict=True)
+    ]
+    archived_only, wished = retention.archived_only, retention.wishes(facts, now_ms)
+    decision = decide(facts, archived_only=archived_only, wished=wished)
+    return retained(keys.stream, facts, decision, archived_only) | {
+        "entries": length,
+        "growth": None if grows is None else describe(grows),
+        "days_left": None if grows is None else grows.days_left,
+        "memory": None if memory is None else memory._asdict() | {"share": memory.share},
+        "losses": [told(loss) for loss in parse_losses(losses)],
+        "streamer": (streamer or b"").decode(errors="replace").partition(" ")[2] or None,
+        "others": others,
+    }
 
 
 def retained(

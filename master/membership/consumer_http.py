@@ -27,9 +27,9 @@ from usher.common.base.extras import Late
 from usher.master.membership.health_url import HealthHosts, UnfitUrl
 
 if TYPE_CHECKING:
-    from usher.master.policy.explain.explain import OwnEntry, OwnerTold
+    from usher.master.policy.explain import OwnEntry, OwnerTold
 
-facts: Any = Late("usher.master.policy.explain.explain")
+facts: Any = Late("usher.master.policy.explain")
 
 #: How often requests that take too long in all are looked for.
 _LOOK_S = 0.5

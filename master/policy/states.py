@@ -7,14 +7,17 @@ Facts may be few: a list asks no consumer whether a handler runs, and says then 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from usher.common.base.text import pluralize, span, time_of_day
 from usher.common.protocol.attempts import CUT_OFF, NEVER, Attempts
 from usher.common.protocol.keys import HALTED
-from usher.common.protocol.last_error import LastError
+from usher.common.protocol.last_error import LastError, error_name
+from usher.common.protocol.registration import name_of
 from usher.common.protocol.ticket_states import RETURNED, TicketState, due_ms_of
+from usher.master.policy.letters import has_error
 from usher.master.policy.rules import Rule, RuleAction
 
 BAD, WARN, CALM = "bad", "warn", "calm"
@@ -234,3 +237,53 @@ def last_error(known: Attempts, error: LastError | None) -> LastError | None:
         most, first_ms = (error.most, error.since_ms) if error is not None else (0, 0)
         return LastError(CUT_OFF, starts=known.starts, charged=known.failures, most=most, since_ms=first_ms)
     return error
+
+
+# -- which of them a list shows: rows as ``usher tickets list --json`` has them
+
+
+@dataclass(frozen=True)
+class TicketFilter:
+    """A filter: all that is given must hold. ``states``: none is any; ``error``: see ``has_error``, in texts of errors
+    only for who may see them (``sees_texts``)."""
+
+    states: frozenset[str] = frozenset()
+    consumer: str = ""
+    error: str = ""
+    sees_texts: bool = field(default=True, compare=False)
+
+    def fits(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a ticket without an owner fits, and so without an error."""
+        return self.has_state(row["state"]) and not self.error
+
+    def has_state(self, state: str) -> bool:
+        return not self.states or state in self.states
+
+    def has_error(self, error: Mapping[str, Any] | None) -> bool:
+        if error is None:
+            return False
+        name, text = error_name(error["error_type"], error["error"]), error["error"] if self.sees_texts else ""
+        return has_error(self.error, name, error["at"], text)
+
+    def may_fit(self, owner: bytes) -> bool:
+        """Return whether a ticket may fit whose record names this owner."""
+        kind, states = kind_of(owner), self.states
+        is_of = not self.consumer or (kind == "owned" and name_of(owner.decode()) == self.consumer)
+        return is_of and (not states or "unreadable" in states or not states.isdisjoint(OF_KIND.get(kind, ())))
+
+    @property
+    def wants_waiting(self) -> bool:
+        without_owner = {TicketState.WAITING, TicketState.PAUSED}
+        return not (self.consumer or self.error) and not (self.states and self.states.isdisjoint(without_owner))
+
+
+def parse_states(text: str) -> frozenset[str]:
+    """Parse a list of states. Raises ValueError.
+
+    >>> sorted(parse_states("halted, retrying")), parse_states("")
+    (['halted', 'retrying'], frozenset())
+    """
+    asked = frozenset(filter(None, (part.strip() for part in text.split(","))))
+    if wrong := sorted(asked - set(LISTED)):
+        raise ValueError(f"{wrong[0]!r} is no state that a list can tell: {', '.join(LISTED)}")
+    return asked

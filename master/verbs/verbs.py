@@ -46,8 +46,7 @@ from usher.master.operations.live_rules import RuleSetChange, TooManyRules
 from usher.master.operations.shelves import AT_ONCE, DROP, MOVE, SEND_NOW, DelayedRow, check_due, chosen_delayed
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target, alike, rule_id
-from usher.master.policy.states import LISTED
-from usher.master.policy.ticket_filter import TicketFilter, parse_states
+from usher.master.policy.states import LISTED, TicketFilter, parse_states
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.verbs.view import OrderResult, View
 
@@ -292,8 +291,7 @@ class MessageShown(TypedDict):
     first). ``bytes`` and ``field_count`` are null where the stream does not have it; ``fields`` (pairs, long
     values cut) then too, and for viewers. ``executions``: oldest first, ``cursor``: where the search in the run
     log goes on; ``executions_are_cut``: the log may have had earlier ones. ``due_ms``: when it was to be
-    sent, of one sent for later. ``again``: its redrives and replays, among the newest messages unless
-    ``again_is_all``."""
+    sent, of one sent for later."""
 
     message_id: str
     ticket_id: str | None
@@ -317,12 +315,10 @@ class MessageShown(TypedDict):
     executions_are_cut: bool
     replay_of: str | None
     redriven_from: str | None
-    again: list[str]
-    again_is_all: bool
 
 
 class Explanation(TypedDict):
-    """A ticket's explanation. See ``usher.master.policy.explain.explain`` for all of it."""
+    """A ticket's explanation. See ``usher.master.policy.explain`` for all of it."""
 
     ticket_id: str
     state: str

@@ -1,7 +1,7 @@
 """A view of one ticket stream: all that looks at it, and acts on it, over one link. Commands have one, and a master has
 one for its routes and pages.
 
-``View.explain`` reads the facts that an explanation (master/policy/explain/explain.py) needs about a ticket. Everything
+``View.explain`` reads the facts that an explanation (master/policy/explain) needs about a ticket. Everything
 is in Redis; two things are not, and are asked where they are known: what the owner does with the ticket (its HTTP
 interface), and what the leader has in memory (the board). Without an answer the explanation says what it does not know.
 """
@@ -38,7 +38,7 @@ from usher.master.operations.action_log import KEPT, ActionLog, By, OperatorActi
 from usher.master.operations.live_rules import LiveRules, rulebook
 from usher.master.operations.shelves import DeadLetters, DelayedView, member_of
 from usher.master.policy.board.plans import BoardFacts
-from usher.master.policy.explain.explain import OwnerFacts, OwnerTold, TicketFacts, explain
+from usher.master.policy.explain import OwnerFacts, OwnerTold, TicketFacts, explain
 from usher.master.policy.letters import HALT, LetterFilter
 from usher.master.policy.rules import Rulebook
 from usher.master.policy.states import kind_of
@@ -136,9 +136,10 @@ class View:
                 "by_stream": self.settings.by_stream,
             }
         board, now_ms = self._board(ticket), wall_ms()
+        pulse = self._pulse.snapshot() if self._pulse is not None else {}
         queue = self._pulse.queue if self._pulse is not None else None
-        if (error := found.get("error")) is not None and error.alike and self._pulse:  # each consumer counts its own
-            alike = [one["tickets"] for one in self._pulse.snapshot()["groups"] if one["text"] == error.told]
+        if (error := found.get("error")) is not None and error.alike and pulse:  # each consumer counts its own
+            alike = [one["tickets"] for one in pulse["groups"] if one["text"] == error.told]
             found["error"] = error._replace(alike=max(error.alike, *alike, 0))
         if board is not None and board.has_all:  # memory knows what Redis would be searched for
             parked = tuple(one for one in board.first if one not in found["ids"])

@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import WARNING, event
+from usher.common.doctor.judgements import DoctorFinding
 from usher.common.http.app import Problem, answer, parse_json, read_body, read_json, read_query, unprocessable
 from usher.common.http.auth import caller, must_be_for
 from usher.common.http.credentials import Role
@@ -43,19 +44,15 @@ from usher.common.runtime.settings import ConsumerName, checked_by
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
 from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
-from usher.master.insight.status import (
-    LONGEST_VALUE,
-    ROWS,
-    MessageFields,
-    StatusReader,
-    SystemDiagnostics,
-)
+from usher.master.insight.stats import Kept
+from usher.master.insight.status import LONGEST_VALUE, ROWS, MessageFields, StatusReader, examined
 from usher.master.leader.elector import Lead
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.membership.registry import Membership, RegistrationResult
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.operations.shelves import DelayedRow
+from usher.master.policy.trim import Retention
 from usher.master.verbs import verbs
 from usher.master.verbs.verbs import (
     VERBS,
@@ -169,6 +166,10 @@ class Desk:
         return {"role": role, "leader": role == "leader", "leader_url": self.leader_url, "epoch": self.lead.epoch}
 
 
+#: Seconds for which findings are shown again: an examination watches clocks for 0.1 s.
+_FOUND_FOR_S = 15.0
+
+
 class Parts(View):
     """Parts that operators look at and act with. ``ask_process``: asks the consumer with a health URL what it runs."""
 
@@ -176,11 +177,14 @@ class Parts(View):
         self,
         *of_view: Any,
         overview: LiveOverview,
-        diagnostics: SystemDiagnostics,
+        retention: Retention | None = None,
+        of_master: Sequence[DoctorFinding] = (),
         ask_process: Callable[[str], dict[str, Any] | None] = lambda health_url: None,
     ) -> None:
         super().__init__(*of_view)
-        self.overview, self.diagnostics, self.ask_process = overview, diagnostics, ask_process
+        self.overview, self.retention, self.ask_process = overview, retention or Retention(), ask_process
+        about = self.link, self.keys, int(self.settings.lease_seconds * 1000), self.settings.sources, of_master
+        self.doctor = Kept(_FOUND_FOR_S, lambda: examined(*about))
         overview.on_rest = self.status.forget
         self.bulk = BulkJobs()
 
@@ -746,7 +750,7 @@ def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str,
     facts |= {"state": str(state or ("over" if is_there else "gone")), "ticket_id": ticket_id, "now": now}
     facts |= {"entry": entry, "sentences": now["sentences"] if now.get("is_first") else []}
     facts |= {"delayed": delayed, "dead_letter": dead_letter, "fields": facts["fields"] if sees_texts() else None}
-    told: dict[str, Any] = seen(facts | parts.history.again(message_id))
+    told: dict[str, Any] = seen(facts)
     return told
 
 

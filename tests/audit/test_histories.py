@@ -16,7 +16,7 @@ from usher.common.sending.producer import Producer
 from usher.master.audit.findings import AuditFinding
 from usher.master.audit.job import last_drop_ms
 from usher.master.operations.action_log import KEPT
-from usher.master.policy.explain.explain import FENCES_PER_MS
+from usher.master.policy.explain import FENCES_PER_MS
 from usher.master.policy.rules import Rule, RuleAction, Target
 
 

@@ -14,10 +14,9 @@ from usher import Behind, Producer
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.redis.client import Link
 from usher.common.sending.producer import Outgoing
-from usher.master.insight.stats import BacklogWatch
+from usher.master.insight.stats import BacklogLimits, BacklogWatch
 from usher.master.insight.status import StatusReader
 from usher.master.leader.elector import Lead
-from usher.master.policy.rates import BacklogLimits
 
 KEYS = Keys("orders", "g")
 SIGN = LogKeys("orders").behind

@@ -19,7 +19,7 @@ from usher.master.operations.live_rules import LiveRules, RuleSetChange
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import Rule, alike
-from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.policy.states import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.verbs.verbs import (
     DELAYED,

@@ -13,11 +13,9 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.errors import Fenced
 from usher.common.protocol.run_log import RunRecord, encode
 from usher.common.redis.client import Link
-from usher.master.charts import keeper as keeper_module
-from usher.master.charts.keeper import ChartKeeper, read_points
+from usher.master.insight import charts
+from usher.master.insight.charts import ALL, SPANS, ChartKeeper, read_points
 from usher.master.leader.elector import Lead
-from usher.master.policy import charts
-from usher.master.policy.charts import ALL, SPANS
 
 
 def _keeper(world: World, epoch: int, **more: Any) -> ChartKeeper:
@@ -83,8 +81,8 @@ def test_a_deposed_leader_writes_nothing(world: World) -> None:
 
 
 def test_of_a_long_run_log_a_part_is_read_and_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_module, "_RUN_BYTES", 12_000)
-    monkeypatch.setattr(keeper_module, "_RECORDS", 2)
+    monkeypatch.setattr(charts, "_RUN_BYTES", 12_000)
+    monkeypatch.setattr(charts, "_RECORDS", 2)
     for _ in range(60):
         _ran(world, 20)
     _keeper(world, world.elect().epoch).run_once()

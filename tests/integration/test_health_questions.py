@@ -26,7 +26,7 @@ from usher.master.membership.consumer_http import ConsumerHttpClient, OwnerQuest
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, parse_hosts, redis_ports
 from usher.master.membership.registry import RegisteredConsumer
-from usher.master.policy.explain.explain import OwnerTold
+from usher.master.policy.explain import OwnerTold
 
 _WELL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -20,7 +20,7 @@ from usher.master.insight.status import StatusReader
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import Rulebook
-from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.policy.states import TicketFilter
 from usher.master.verbs.view import View
 
 T, U, V = b"T", b"U", b"V"

@@ -84,7 +84,6 @@ def test_a_dead_message_has_its_letter_and_a_redriven_one_its_origin(site: Site,
     assert '<a class="id" href="/messages/4-1">' in site.get(f"/dead-letters/{letters[0]}").text
     [added] = DeadLetters(world.link, world.keys).redrive([letters[0].encode()])
     new_id = added.message_id.decode()
-    assert f'Came again as</dt><dd><a class="id" href="/messages/{new_id}">' in site.get("/messages/4-1").text
     assert 'Redriven from</dt><dd><a class="id" href="/messages/4-1">' in site.get(f"/messages/{new_id}").text
 
 
@@ -92,7 +91,6 @@ def test_a_replay_names_its_original(site: Site, world: World) -> None:
     busy(world)
     again = world.link.call("XADD", world.keys.stream, "*", "ticket_id", "T", "uid", "x@fix", "usher_replay_of", "1-1")
     assert 'Replay of</dt><dd><a class="id" href="/messages/1-1">' in site.get(f"/messages/{again.decode()}").text
-    assert f"/messages/{again.decode()}" in site.get("/messages/1-1").text
 
 
 def test_a_delayed_message_says_when_it_is_due_and_a_sent_one_when_it_was(site: Site, world: World) -> None:

@@ -17,7 +17,7 @@ from usher.common.protocol.registration import Registration
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms
-from usher.master.policy.explain.explain import SHOWN
+from usher.master.policy.explain import SHOWN
 
 _MOST_BYTES = 300_000
 

@@ -16,7 +16,7 @@ from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.board.plans import Parked
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
-from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.policy.states import Queue, TicketFilter
 
 
 @pytest.fixture
@@ -50,15 +50,15 @@ def test_an_empty_redis_is_shown_as_such(pulse: LiveOverview, world: World) -> N
     world.make_group()
 
 
-def test_while_nobody_looks_and_nothing_moves_it_costs_two_commands(pulse: LiveOverview, world: World) -> None:
-    leader = world.elect()
-    world.parked(leader, b"P", b"1000-1", b"1001-1")
-    waits_s = [pulse.run_once(), pulse.run_once()]
-    assert sum(spent(world.link, lambda: waits_s.append(pulse.run_once())).values()) == 2
-    assert waits_s[2] == 30.0
+def test_while_nobody_looks_it_looks_once_a_minute_and_a_page_finds_rates(pulse: LiveOverview, world: World) -> None:
+    world.parked(world.elect(), b"P", b"1000-1", b"1001-1")
+    pulse.queue = Queue(1, 1.0)  # of an hour ago
+    for _ in range(2):
+        assert 59.0 < pulse.run_once() <= 60.0
+        assert (pulse.queue, pulse.last["sent_per_second"]) == (None, None)
     world.send(b"new", b"3000-1")
-    assert pulse.run_once() < 3.0
-    assert pulse.last["lag"] == 1
+    assert look(pulse)["sent_per_second"] > 0
+    assert (pulse.last["lag"], pulse.run_once() < 3.0) == (1, True)
 
 
 def test_what_is_stuck_is_found_with_its_consumer_and_what_waits_behind(pulse: LiveOverview, world: World) -> None:
@@ -150,7 +150,7 @@ def test_many_are_looked_at_slice_by_slice_and_told_when_two_scans_have_found_th
     def until_it_is_over() -> dict[str, Any]:
         while True:
             told[:] = scan.look(500, 3000, {"a:1": "live"}, Rulebook(), wall_ms())
-            if scan._cursor is None:
+            if scan._cursor == b"0":
                 return {one["state"]: (one["tickets"], one["tickets_are_all"]) for one in told}
 
     first = {

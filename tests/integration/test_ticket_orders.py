@@ -26,7 +26,7 @@ from usher.master.membership.consumer_http import read_answer
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.shelves import DeadLetters
-from usher.master.policy.explain.explain import OwnerTold
+from usher.master.policy.explain import OwnerTold
 from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.policy.ticket_orders import TicketOrder, plan_order
 from usher.master.verbs.view import OrderResult, View

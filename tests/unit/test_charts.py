@@ -8,9 +8,8 @@ import random
 import orjson
 
 from usher.common.protocol.run_log import RunRecord
-from usher.master.charts.keeper import draw, kinds, totals
-from usher.master.policy import charts
-from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, LONGEST, NAMES, OTHERS, SPANS
+from usher.master.insight import charts
+from usher.master.insight.charts import ALL, BY_CONSUMER, BY_SOURCE, LONGEST, NAMES, OTHERS, SPANS, draw, totals
 
 _NOW = 1_700_000_000_000
 _NOTHING = charts.gather(())
@@ -73,7 +72,7 @@ def test_executions_of_a_work_stream_are_counted_by_source_and_the_busiest_have_
         "consumers keep theirs longer"
     )
     assert [row["done"] for row in totals([kept], BY_SOURCE) if row["name"] == "s7"] == [6]
-    done, failed = draw(kinds("", "", "s7")[0], [one | {"ms": 60_000}], SPANS["1h"], _NOW)["rows"][0][1]
+    done, failed = draw([one | {"ms": 60_000}], SPANS["1h"], _NOW, source="s7")[0]["rows"][0][1]
     assert (done, failed) == (3 / 60, 0)
 
 
@@ -127,7 +126,7 @@ def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes()
         points.append(
             charts.point(_NOW + 60_000 * minute, _level(100 * minute, 0), former, _NOTHING, {}, in_part=False)
         )
-    drawn = draw(kinds("", "", "")[0], points, SPANS["1h"], _NOW + 45 * 60_000)
+    drawn = draw(points, SPANS["1h"], _NOW + 45 * 60_000)[0]
     assert [len(line["pieces"]) for line in drawn["lines"]] == [3, 3]
     places = [
         tuple(map(float, one.split(",")))
@@ -137,13 +136,13 @@ def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes()
     ]
     assert all(drawn["left"] <= x <= drawn["right"] and 0 <= y <= drawn["bottom"] for x, y in places)
     assert drawn["rows"][1][1][0] == 100 / 60
-    assert not draw(kinds("nobody", "", "")[-1], points, SPANS["1h"], _NOW + 45 * 60_000)["lines"][0]["pieces"]
+    assert not draw(points, SPANS["1h"], _NOW + 45 * 60_000, consumer="nobody")[-1]["lines"][0]["pieces"]
 
 
 def test_a_lag_that_redis_does_not_know_is_no_zero() -> None:
     unknown = _level(lag=None)
     one, two = (charts.point(_NOW, level, None, _NOTHING, {}, in_part=False) for level in (unknown, _level()))
     assert (charts.merge(_NOW, [one, one])["lag"], charts.merge(_NOW, [one, two])["lag"]) == (None, 3)
-    chart = draw(kinds("", "", "")[1], [one], SPANS["1h"], _NOW)
+    chart = draw([one], SPANS["1h"], _NOW)[1]
     assert chart["rows"][0][1][0] is None
     assert [bool(line["pieces"]) for line in chart["lines"]] == [False, True]

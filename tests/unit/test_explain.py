@@ -16,7 +16,7 @@ from usher.common.protocol.attempts import GIVEN_UP, Attempts
 from usher.common.protocol.ticket_states import TicketState
 from usher.master.membership.consumer_http import read_answer
 from usher.master.policy.board.plans import BoardFacts
-from usher.master.policy.explain.explain import OwnEntry, OwnerFacts, OwnerTold, TicketFacts, explain
+from usher.master.policy.explain import OwnEntry, OwnerFacts, OwnerTold, TicketFacts, explain
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.policy.states import Queue

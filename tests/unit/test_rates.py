@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from usher.master.policy.rates import Sample, rates
+from usher.master.insight.stats import Sample, rates
 
 #: As Redis counts from 7.0 on; nothing of the stream was cut off yet.
 _BEGAN = Sample(10_000, entries=5000, lag=1000, pending=100, read=4000)

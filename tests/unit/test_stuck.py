@@ -17,8 +17,9 @@ from usher.common.protocol.keys import HALTED
 from usher.common.protocol.last_error import LastError
 from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.ticket_states import RETURNED, TicketState, due_ms_of
+from usher.master.policy import states
 from usher.master.policy.board.plans import Parked
-from usher.master.policy.explain.explain import (
+from usher.master.policy.explain import (
     SHOWN,
     STUCK_MS,
     Looked,
@@ -29,8 +30,7 @@ from usher.master.policy.explain.explain import (
     since_ms,
 )
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
-from usher.master.policy.states import LISTED, ROWS, STATES, Queue, Seen, kind_of, ticket_state, told_alike
-from usher.master.policy.ticket_filter import parse_states
+from usher.master.policy.states import Queue, Seen, kind_of, parse_states, ticket_state, told_alike
 
 _NOW = 1_000_000_000
 
@@ -343,12 +343,12 @@ def test_states_that_no_list_can_tell_are_refused() -> None:
 def test_the_docs_tell_every_state() -> None:
     text = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
     table = "| state | the ticket |\n| --- | --- |\n"
-    table += "".join(f"| {state.name} | {state.meaning} |\n" for state in STATES)
+    table += "".join(f"| {state.name} | {state.meaning} |\n" for state in states.STATES)
     assert f"\n{table}\nA message" in text, f"put this there:\n{table}"
 
 
 def test_the_table_has_every_state_and_every_row_has_words() -> None:
-    assert {state.name for state in STATES} == set(TicketState)
+    assert {state.name for state in states.STATES} == set(TicketState)
     kinds, rule = (
         ("", "owned", "returned", "put_off", "halted", "unreadable"),
         Rule(Target.TICKET, "T", RuleAction.PAUSE),
@@ -358,8 +358,8 @@ def test_the_table_has_every_state_and_every_row_has_words() -> None:
         ticket_state(seen): seen
         for seen in starmap(Seen, product(kinds, ("live", "lost"), known, (5_000,), rules, texts, texts))
     }
-    assert set(found) == set(ROWS) and all(row.why(seen) for row, seen in found.items())
-    assert {row.name for row in ROWS} == set(LISTED)
+    assert set(found) == set(states.ROWS) and all(row.why(seen) for row, seen in found.items())
+    assert {row.name for row in states.ROWS} == set(states.LISTED)
 
 
 def test_what_waits_while_others_are_handled_is_queued_and_not_stuck() -> None:

@@ -40,7 +40,7 @@ from usher.common.http.auth import CSRF_FIELD, Doorman, csrf_token, doorman, loc
 from usher.common.http.credentials import Role
 from usher.common.protocol.message import ticket_value
 from usher.common.protocol.stream_id import is_id
-from usher.master.charts.keeper import WIDTH, draw, kinds, read_points, totals, turns
+from usher.master.insight import charts as chart
 from usher.master.insight.formatting import (
     FILTERS,
     TICKET_COLUMNS,
@@ -52,11 +52,10 @@ from usher.master.insight.formatting import (
     tried,
     visible,
 )
-from usher.master.insight.status import BAR, ORDERS
+from usher.master.insight.status import BAR, ORDERS, stream_row
 from usher.master.operations.action_log import OperatorAction, counted
 from usher.master.operations.shelves import check_due
-from usher.master.policy.charts import ALL, BY_CONSUMER, BY_SOURCE, NAMES, SPANS
-from usher.master.policy.explain.explain import OK
+from usher.master.policy.explain import OK
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import LONGEST_REASON, MOST_RULES, alike
 from usher.master.policy.states import BY_NAME, LISTED
@@ -175,13 +174,13 @@ def overview() -> str:
     given_up = [group for group in pulse["letters"] if group.policy != HALT]
     facts = {"pulse": pulse | {"groups": groups}, "kinds": len(given_up)}
     now_ms, points = _points("1h")
-    of_all = [(totals([one], BY_CONSUMER, ALL) or [{}])[0] for one in points]
+    of_all = [(chart.totals([one], chart.BY_CONSUMER, chart.ALL) or [{}])[0] for one in points]
     facts["points"] = [one | {"wait_99": told.get("wait_99")} for one, told in zip(points, of_all, strict=True)]
-    facts["by_name"] = {row["name"]: row for row in totals(points[-1:], BY_CONSUMER)}
+    facts["by_name"] = {row["name"]: row for row in chart.totals(points[-1:], chart.BY_CONSUMER)}
     facts |= {"speed": of_all[-1] if of_all else {}, "consumers": parts.overview.consumers()}
-    of_hour = kinds("", "", "")[0]._replace(title="Last hour, per second")
-    facts["chart"] = draw(of_hour, points, SPANS["1h"], now_ms) if points else None
-    facts |= {"width": WIDTH, "given_up": given_up[:_GROUPS_OF_OVERVIEW]}
+    drawn = chart.draw(points, chart.SPANS["1h"], now_ms)[0] | {"title": "Last hour, per second"}
+    facts["chart"] = drawn if points else None
+    facts |= {"width": chart.WIDTH, "given_up": given_up[:_GROUPS_OF_OVERVIEW]}
     return render_page("system/overview.html", "overview", **facts)
 
 
@@ -190,10 +189,10 @@ def consumer(name: str) -> str:
     rows = consumer_shown(parts, parts.overview.consumers(), name)
     now_ms, points = _points("24h", name)
     starts = [ms for one in points for ms, what, text in one["marks"] if (what, text) == ("start", name)]
-    of_name = next((row for row in totals(points, BY_CONSUMER) if row["name"] == name), None)
+    of_name = next((row for row in chart.totals(points, chart.BY_CONSUMER) if row["name"] == name), None)
     facts = {"name": name, "rows": rows, "starts": starts[::-1], "day": of_name}
-    drawn = [draw(kind, points, SPANS["24h"], now_ms) for kind in kinds(name, "", "")] if of_name else []
-    return render_page("operations/consumer.html", "consumers", title=name, drawn=drawn, width=WIDTH, **facts)
+    drawn = chart.draw(points, chart.SPANS["24h"], now_ms, consumer=name) if of_name else []
+    return render_page("operations/consumer.html", "consumers", title=name, drawn=drawn, width=chart.WIDTH, **facts)
 
 
 @pages.get("/consumers")
@@ -402,22 +401,24 @@ def delayed() -> str:
 def charts() -> str:
     asked = request.args
     span, of = asked.get("span", "1h"), {name: asked.get(name, "") for name in ("consumer", "tenant", "source")}
-    if span not in SPANS or max(map(len, of.values())) > _LONGEST_ID:
+    if span not in chart.SPANS or max(map(len, of.values())) > _LONGEST_ID:
         raise refused("the span must be 1h or 24h")
     now_ms, points = _points(span, of["consumer"])
-    facts: dict[str, Any] = {"spans": SPANS, "span": span, "of": of}
-    facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(**of)]}
-    facts |= {"by": {"Consumer": totals(points, BY_CONSUMER), "Source": totals(points, BY_SOURCE)}}
-    facts |= {"by_tenant": turns(points), "names": NAMES}
+    facts: dict[str, Any] = {"spans": chart.SPANS, "span": span, "of": of}
+    facts |= {"drawn": chart.draw(points, chart.SPANS[span], now_ms, **of)}
+    facts |= {
+        "by": {"Consumer": chart.totals(points, chart.BY_CONSUMER), "Source": chart.totals(points, chart.BY_SOURCE)}
+    }
+    facts |= {"by_tenant": chart.turns(points), "names": chart.NAMES}
     facts |= {"in_part": sum(one["in_part"] for one in points), "points": len(points), "has_points": bool(points)}
-    return render_page("system/charts.html", "charts", width=WIDTH, **facts)
+    return render_page("system/charts.html", "charts", width=chart.WIDTH, **facts)
 
 
 def _points(name: str, consumer: str = "") -> tuple[int, list[dict[str, Any]]]:
     """Return the end of the present step in ms, so that a chart changes once in a step, and the points up to then, with
     how many letters that are still there were written in each. ``consumer``: whose starts are told alone."""
-    span = SPANS[name]
-    now_ms, points = read_points(parts.link, parts.keys, span)
+    span = chart.SPANS[name]
+    now_ms, points = chart.read_points(parts.link, parts.keys, span)
     now_ms += -now_ms % span.step_ms
     steps = range(now_ms - span.length_ms - span.step_ms, now_ms, span.step_ms)
     groups = parts.letters.counts(*steps).groups
@@ -438,7 +439,10 @@ def streams() -> str:
     rows, fitting = parts.status.source_rows(asked, start, _ROWS)
     end = start + len(rows)
     facts = {"rows": rows, "fitting": fitting, "start": start, "asked": asked, "sources": sources}
-    facts |= {"following": end if end < fitting else None, "streams": parts.diagnostics.streams()}
+    facts |= {
+        "following": end if end < fitting else None,
+        "streams": [stream_row(parts.link, parts.keys, parts.retention)],
+    }
     return render_page("operations/streams.html", "streams", pulse=parts.overview.snapshot(), **facts)
 
 
@@ -457,7 +461,7 @@ def audit() -> str:
 
 @pages.get("/doctor")
 def doctor() -> str:
-    found = parts.diagnostics.doctor()
+    found = parts.doctor()
     findings = sorted(found["findings"], key=lambda one: _SEVERITIES.index(one["severity"]))
     return render_page("system/doctor.html", "doctor", doctor=found | {"findings": findings})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.audit.faults import DONE, fault
 from tests.audit.seeding import LIMITS, Seeder
 from usher.common.redis.client import Link
-from usher.master.policy.explain.explain import FENCES_PER_MS
+from usher.master.policy.explain import FENCES_PER_MS
 
 #: A second by Redis' clock, as a fencing token.
 _S = 1000 * FENCES_PER_MS

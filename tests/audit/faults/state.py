@@ -7,7 +7,7 @@ import time
 from tests.audit.faults import DONE, fault
 from tests.audit.seeding import LIMITS, Seeder
 from usher.common.redis.client import Link
-from usher.master.policy.explain.explain import FENCES_PER_MS
+from usher.master.policy.explain import FENCES_PER_MS
 
 _LONG_MS = 2 * LIMITS.parked_ms
 _HOUR_MS = 3_600_000
