@@ -124,11 +124,6 @@ class Executor:
         self._note_start = self._note_end = leave
 
     @property
-    def is_plain(self) -> bool:
-        """Return whether nothing but its own past may hold a message up, as long as nothing fails alike."""
-        return not self._limit_s and self.pace is None and self.settling is None
-
-    @property
     def isolates(self) -> bool:
         """Return whether suspects run in child processes: better in company than never."""
         return self.refused_children < _MOST_REFUSED
@@ -167,7 +162,12 @@ class Executor:
         if is_first and message.attempt and message.stream_id in self._acker.unnoted:
             self.lanes.retry(lane, message, self.clock() + _UNNOTED_S)
             return False
-        if is_first and self.outages.known and (wait := self.outages.hold(message, self.clock())) is not None:
+        if (
+            is_first
+            and self.outages.known
+            and not self.outages.is_quiet(message.ticket)
+            and (wait := self.outages.hold(message, self.clock())) is not None
+        ):
             self._wait(lane, message, wait.due_s, wait)
             return False
         if self._limit_s:

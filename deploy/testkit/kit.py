@@ -28,9 +28,9 @@ from usher.common.redis.client import Link
 from usher.common.runtime.settings import load
 from usher.common.sending.producer import Producer
 from usher.consumer.execution.acker import Acker
-from usher.consumer.execution.batch_pool import BatchCall
 from usher.consumer.execution.executor import MOST_ABSORBED
 from usher.consumer.execution.lanes import Lane
+from usher.consumer.execution.pools import BatchCall
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.loader import handler_of, load_handler
 from usher.consumer.handlers.message import Message, OwnLease, message_type

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-import usher.consumer.execution.async_pool
+import usher.consumer.execution.pools
 from usher.common.base.clock import now_s
-from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lane, Lanes
+from usher.consumer.execution.pools import AsyncPool
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.acks import FailedAttempt
@@ -142,7 +142,7 @@ def test_a_handler_that_ends_the_loop_leaves_all_that_ran_as_a_crash_does(how: s
 @pytest.fixture
 def no_glances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks for lanes by chance: what is not told is not seen."""
-    monkeypatch.setattr(usher.consumer.execution.async_pool, "_LONGEST_WAIT_S", 3600.0)
+    monkeypatch.setattr(usher.consumer.execution.pools, "_LONGEST_WAIT_S", 3600.0)
 
 
 @pytest.mark.usefixtures("no_glances")

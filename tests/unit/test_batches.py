@@ -18,7 +18,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, PartialFailure, RetryLater
 from usher.common.protocol.attempts import NEVER, Attempts
 from usher.common.runtime.service import Service
-from usher.consumer.execution import async_pool, batch_pool
+from usher.consumer.execution import pools
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.handlers.batches import MessageFailed, TriedTogether, goes_alone, judge
@@ -138,7 +138,7 @@ class Runners:
         declaration = BatchOptions(**{"most": 100, "wait_s": 0.05, "per_ticket": 1} | declared)
         handler = Handler(called_async if is_async else called, is_async, batch=declaration)
         assert handler.batch is not None
-        self.services: list[Service] = batch_pool.batch_pool(handler, handler.batch, self.executor, slots)
+        self.services: list[Service] = pools.make_pool(handler, self.executor, slots)
 
     def finished(self, item: Finished, here: bool = False) -> None:
         self.finished_items.append(item)
@@ -230,8 +230,7 @@ class TestPool:
         self, is_async: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It fills the batch, which then waits for nothing more."""
-        for pool in (async_pool, batch_pool):
-            monkeypatch.setattr(pool, "_LONGEST_WAIT_S", 3600.0)  # nobody looks by chance
+        monkeypatch.setattr(pools, "_LONGEST_WAIT_S", 3600.0)  # nobody looks by chance
 
         def handle(messages: list[Message]) -> dict[Message, RetryLater]:
             return {one: RetryLater(0.3) for one in messages if one.id == "1-0" and one.attempt == 1}
