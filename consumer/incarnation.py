@@ -41,8 +41,7 @@ from usher.consumer.lifecycle.lease import Heartbeat, LeaseGuard, Taken
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
-from usher.consumer.policy.acks import linger
-from usher.consumer.policy.outcome import RetryPolicy
+from usher.consumer.policy.outcome import RetryPolicy, linger
 from usher.consumer.settings import WorkSettings
 
 

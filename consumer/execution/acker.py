@@ -21,9 +21,7 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import NotNow, OwnershipLost, RedisTrouble, ReplyUnknown, ServerChanged
 from usher.common.base.log import ERROR, event
 from usher.common.observability.metrics import LONG_US, DurationHistogram
-from usher.common.protocol.last_error import NotedError
-from usher.common.protocol.last_error import decode as decode_error
-from usher.common.protocol.run_log import DONE, FAILURES, RETRY_LATER, Ran, encode, encode_kept
+from usher.common.protocol.run_log import DONE, RETRY_LATER, Ran, encode
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import HandOver
 from usher.common.runtime.service import Service
@@ -32,8 +30,7 @@ from usher.consumer.execution.outages import Outages
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.message import Message, Told, answers_of
 from usher.consumer.lifecycle.owner_scripts import GO_ON, Buried, GiveBack, Letter, OwnerScripts
-from usher.consumer.policy.acks import FailedAttempt
-from usher.consumer.policy.outcome import CLEARED_OUT, OPERATOR, Bury
+from usher.consumer.policy.outcome import CLEARED_OUT, OPERATOR, Bury, FailedAttempt
 
 #: The waiting time is taken from the first execution of a batch, and from every so many-th after it.
 _EVERY = 64
@@ -358,24 +355,12 @@ class Acker(Service):
             raise refused
 
     def _note_failures(self) -> None:
-        """Write one batch of failures. If a message failed more than once, Redis gets its last count, and the run log
-        every execution."""
         is_new = not self._noting  # else it is sent again, unchanged: Redis counts it by what it changes
         while is_new and self._failed and len(self._noting) < BATCH:
             self._noting.append(self._failed[0])
             self._failed.popleft()
-        runs, outcomes = [item.run for item in self._noting], [item.outcome for item in self._noting]
-        record = encode(self._incarnation, runs, outcomes, self.ran) if self._run_log_length else b""
         try:
-            attempts, errors = {item.run.stream_id: item.attempts for item in self._noting}, dict[bytes, NotedError]()
-            for run, outcome, _, error in self._noting:
-                if error or (outcome != RETRY_LATER and run.attempt > 1):  # else its letter tells all
-                    before, last = errors.get(run.stream_id, NotedError()), error and decode_error(error.head)
-                    kept = encode_kept(self._incarnation, run, outcome, last.told if last else "")
-                    kept = before.runs + b"\n" + kept if before.runs else kept
-                    errors[run.stream_id] = (error or before)._replace(runs=kept)
-            failed = sum(outcome in FAILURES for outcome in outcomes)
-            self._steps.charge(attempts, record, self._run_log_length, errors, failed)
+            self._steps.note_failures(self._noting, self._run_log_length, self.ran)
         except CommandRefused as refused:  # counts that Redis never accepts must not hold up acknowledgements
             event("attempts_not_recorded", level=ERROR, messages=len(self._noting), why=str(refused))
         noted, self._noting = self._noting, []

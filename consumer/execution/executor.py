@@ -32,8 +32,17 @@ from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import APART, Journal
-from usher.consumer.policy.acks import FailedAttempt, Finished
-from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, Settling, TicketPace, decide, unended
+from usher.consumer.policy.outcome import (
+    PUT_OFF_S,
+    Bury,
+    FailedAttempt,
+    Finished,
+    RetryPolicy,
+    Settling,
+    TicketPace,
+    decide,
+    unended,
+)
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 
 #: Most messages that all runs of a consumer absorb at a time.

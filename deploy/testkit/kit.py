@@ -40,7 +40,7 @@ from usher.consumer.isolation.process import Template
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.lease import Taken
 from usher.consumer.lifecycle.master_client import MasterClient
-from usher.consumer.policy.acks import FailedAttempt
+from usher.consumer.policy.outcome import FailedAttempt
 from usher.consumer.settings import ConsumerSettings
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import ChangeWatch, Report

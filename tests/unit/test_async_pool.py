@@ -19,8 +19,7 @@ from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.execution.pools import AsyncPool
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.policy.acks import FailedAttempt
-from usher.consumer.policy.outcome import Bury, RetryPolicy
+from usher.consumer.policy.outcome import Bury, FailedAttempt, RetryPolicy
 
 PATIENCE_S = 20.0
 LEASE = OwnLease(1e6, now_s())  # taken when the tests are collected; it outlives the run, however long that is

@@ -26,8 +26,7 @@ from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.policy.acks import FailedAttempt, Finished
-from usher.consumer.policy.outcome import Bury, RetryPolicy
+from usher.consumer.policy.outcome import Bury, FailedAttempt, Finished, RetryPolicy
 
 PATIENCE_S = 20.0
 LEASE = OwnLease(1e6, now_s())  # taken when the tests are collected; it outlives the run, however long that is

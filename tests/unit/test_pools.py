@@ -18,8 +18,7 @@ from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.execution.pools import AsyncPool, LaneWorker
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.policy.acks import FailedAttempt, Finished
-from usher.consumer.policy.outcome import Bury, RetryPolicy
+from usher.consumer.policy.outcome import Bury, FailedAttempt, Finished, RetryPolicy
 
 
 class Accounts:
