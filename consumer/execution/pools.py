@@ -154,7 +154,6 @@ class BatchCall:
             self._parts, judge([part for _, part in self._parts], returned, raised), strict=True
         ):
             self._settle(lane, part, done, error, end_us)
-        self._executor.lanes.on_ready()  # for lanes with more messages
         return False
 
     def _settle(self, lane: Lane, part: list[Message], done: int, error: BaseException | None, end_us: int) -> None:
@@ -308,6 +307,7 @@ class BatchWorker(LaneWorker):
                 call.end(None, problem)
             else:
                 call.end(returned, None)
+            self._executor.lanes.on_ready()  # lanes with more messages are ready, and who collects now was not told
 
 
 class AsyncPool(Service):
