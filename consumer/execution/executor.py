@@ -35,7 +35,6 @@ from usher.consumer.lifecycle.journal import APART, Journal
 from usher.consumer.policy.outcome import (
     PUT_OFF_S,
     Bury,
-    FailedAttempt,
     Finished,
     RetryPolicy,
     Settling,
@@ -299,7 +298,7 @@ class Executor:
         # Who only asks to be called later has no trouble, and may be one of very many.
         is_plain_wait = wait is None and isinstance(problem, RetryLater) and not has_cause(text.traceback)
         error = None if is_plain_wait or isinstance(decision, Bury) else noted
-        self._acker.failed(FailedAttempt(run, _outcome(problem), message.known, error))
+        self._acker.failed(run._replace(outcome=_outcome(problem), known=message.known, error=error))
         if wait is None:
             _tell(message, problem, text, decision)
         elif wait.is_news:

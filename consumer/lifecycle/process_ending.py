@@ -24,7 +24,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.consumer.handlers.error_trace import own_line
 from usher.consumer.lifecycle.journal import Former, Journal
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
-from usher.consumer.policy.outcome import FailedAttempt, Finished
+from usher.consumer.policy.outcome import Finished
 from usher.consumer.policy.quarantine import Left, suspects
 
 #: Finished messages get this long to be acknowledged before the process leaves.
@@ -54,7 +54,7 @@ class ProcessEnding:
             known = one.before
             noted = LastError(error, "", own_line(stack), known.starts, known.failures, at_ms=now_ms)
             after = known._replace(crashes=known.crashes + 1)
-            failures.append(FailedAttempt(_run(one), CRASHED, after, encode_error(noted, stack)))
+            failures.append(_run(one)._replace(known=after, error=encode_error(noted, stack)))
         try:
             with self._lock:
                 self.steps.note_failures(failures, self.run_log_length)
@@ -67,7 +67,8 @@ class ProcessEnding:
 
 
 def _run(start: Left) -> Finished:
-    return Finished(start.ticket, start.stream_id, start.fence, start.before.starts, start.start_us, 0)
+    times = start.before.starts, start.start_us, 0
+    return Finished(start.ticket, start.stream_id, start.fence, *times, outcome=CRASHED)
 
 
 def wait_until(is_so: Callable[[], bool], most_s: float) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import LONGEST_WAIT_S, GiveUp, Invalid, RetryLater
 from usher.common.base.text import format_error
-from usher.common.protocol.attempts import CLEARED, CUT_OFF, GIVEN_UP, Attempts
+from usher.common.protocol.attempts import CLEARED, CUT_OFF, GIVEN_UP, NEVER, Attempts
 from usher.common.protocol.last_error import NotedError
 
 
@@ -172,7 +172,9 @@ def linger(flush_s: float, strict: bool, spare: int, ticket_window: int) -> tupl
 
 
 class Finished(NamedTuple):
-    """An execution that ended, as it was then. Times are microseconds since the epoch."""
+    """An execution that ended, as it was then. Times are microseconds since the epoch. Of one that did not succeed:
+    ``outcome`` (a word of common/protocol/run_log.py), the message's attempts after it, and its error; None where a
+    dead letter tells that."""
 
     ticket: bytes
     stream_id: bytes
@@ -182,13 +184,6 @@ class Finished(NamedTuple):
     end_us: int
     flat: Sequence[bytes] = ()
     interrupted: bool = False
-
-
-class FailedAttempt(NamedTuple):
-    """A start that did not end in success, and the message's attempts after it. ``outcome`` is a word of
-    common/protocol/run_log.py. ``error``: None where a dead letter tells it."""
-
-    run: Finished
-    outcome: str
-    attempts: Attempts
+    outcome: str = ""
+    known: Attempts = NEVER
     error: NotedError | None = None

@@ -19,7 +19,7 @@ from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.execution.pools import AsyncPool
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.policy.outcome import Bury, FailedAttempt, RetryPolicy
+from usher.consumer.policy.outcome import Bury, Finished, RetryPolicy
 
 PATIENCE_S = 20.0
 LEASE = OwnLease(1e6, now_s())  # taken when the tests are collected; it outlives the run, however long that is
@@ -41,7 +41,7 @@ class Pool:
         self.given_up: list[str] = []
         self.broken: list[str] = []
         self.lanes = Lanes()
-        self.journal, self.failures = Journal(None, "", "", 8), list[FailedAttempt]()
+        self.journal, self.failures = Journal(None, "", "", 8), list[Finished]()
         self.executor = Executor(
             self.lanes, self, self.journal, LEASE, policy or RetryPolicy(3, 0.0, 0.0), strict, 0.0, self.broken.append
         )
@@ -55,7 +55,7 @@ class Pool:
         if item.lane is not None:  # it is held until Redis has this
             self.lanes.resume(item.lane)
 
-    def failed(self, failure: FailedAttempt) -> None:
+    def failed(self, failure: Finished) -> None:
         self.failures.append(failure)
 
     def give_up(self, lane: Lane, given: Message, bury: Bury) -> None:

@@ -26,7 +26,7 @@ from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.policy.outcome import Bury, FailedAttempt, Finished, RetryPolicy
+from usher.consumer.policy.outcome import Bury, Finished, RetryPolicy
 
 PATIENCE_S = 20.0
 LEASE = OwnLease(1e6, now_s())  # taken when the tests are collected; it outlives the run, however long that is
@@ -119,7 +119,7 @@ class Runners:
         **declared: Any,
     ) -> None:
         self.finished_items: list[Finished] = []
-        self.failures: list[FailedAttempt] = []
+        self.failures: list[Finished] = []
         self.given_up: list[tuple[str, str, int]] = []
         self.broken: list[str] = []
         self.lanes = Lanes()
@@ -146,7 +146,7 @@ class Runners:
         if item.lane is not None:
             threading.Thread(target=lambda: self.lanes.resume(item.lane), daemon=True).start()
 
-    def failed(self, failure: FailedAttempt) -> None:
+    def failed(self, failure: Finished) -> None:
         self.failures.append(failure)
 
     def give_up(self, lane: Lane, given: Message, bury: Bury) -> None:
@@ -299,12 +299,12 @@ class TestPool:
         with runners:
             runners.until_over()
         [failure] = runners.failures
-        assert failure.run.stream_id == b"3-0"
-        assert [item.stream_id for item in runners.finished_items if item.end_us <= failure.run.start_us] == [
+        assert failure.stream_id == b"3-0"
+        assert [item.stream_id for item in runners.finished_items if item.end_us <= failure.start_us] == [
             b"1-0",
             b"2-0",
         ]
-        assert failure.run.start_us <= failure.run.end_us
+        assert failure.start_us <= failure.end_us
 
     def test_one_that_poisons_its_call_is_given_up_and_its_neighbours_are_not_charged(self, is_async: bool) -> None:
         def handle(messages: list[Message]) -> None:

@@ -18,7 +18,7 @@ from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.execution.pools import AsyncPool, LaneWorker
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.policy.outcome import Bury, FailedAttempt, Finished, RetryPolicy
+from usher.consumer.policy.outcome import Bury, Finished, RetryPolicy
 
 
 class Accounts:
@@ -33,7 +33,7 @@ class Accounts:
     def finished(self, item: Finished, here: bool = False) -> None:
         self.done.append(item.stream_id)
 
-    def failed(self, failure: FailedAttempt) -> None: ...
+    def failed(self, failure: Finished) -> None: ...
 
     def put_off(self, lane: Lane, message: Message, due_s: float) -> None:
         raise AssertionError("no wait is that long")
