@@ -312,14 +312,11 @@ class Incarnation:
             tuple(filter(None, settings.secrets)),
             settings.consumer_name,
             is_rehearsal=False,
-            has_lease=True,
             group=settings.group,
         )
         count = most_children(settings.concurrency)
         steps = [self.steps(f"suspects-{number}") for number in range(count)]
-        return [
-            SuspectWorker(number, self.executor, each.link, each, spec, template) for number, each in enumerate(steps)
-        ]
+        return [SuspectWorker(number, self.executor, each, spec, template) for number, each in enumerate(steps)]
 
     @property
     def services(self) -> list[Service]:
