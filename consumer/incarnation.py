@@ -25,11 +25,10 @@ from usher.common.redis.replies import Order
 from usher.common.runtime.fork_guard import call_in_children
 from usher.common.runtime.service import Service, stalled
 from usher.consumer.execution.acker import Acker
-from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
-from usher.consumer.execution.batch_pool import batch_pool
 from usher.consumer.execution.executor import Beside, Executor
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
+from usher.consumer.execution.pools import AsyncPool, make_pool
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import HandlerOptions, given
@@ -42,8 +41,7 @@ from usher.consumer.lifecycle.lease import Heartbeat, LeaseGuard, Taken
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.process_ending import FLUSH_AT_END_S, ProcessEnding, wait_until
-from usher.consumer.policy.acks import linger
-from usher.consumer.policy.outcome import RetryPolicy
+from usher.consumer.policy.outcome import RetryPolicy, linger
 from usher.consumer.settings import WorkSettings
 
 
@@ -278,7 +276,7 @@ class Incarnation:
         self.reader = self._make_reader(handler.batch is not None, ending)
         self.heartbeat = Heartbeat(self.steps("beat", max(0.2, taken.lease_s / 3)), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
-        self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, slots)
+        self.pool = make_pool(with_spans(handler, keys.stream, keys.group), self.executor, slots)
         event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
         self.pool += self._suspect_workers(template)
         looks = lambda: (self.executor.ended, lanes.running), self.executor.look
@@ -314,14 +312,11 @@ class Incarnation:
             tuple(filter(None, settings.secrets)),
             settings.consumer_name,
             is_rehearsal=False,
-            has_lease=True,
             group=settings.group,
         )
         count = most_children(settings.concurrency)
         steps = [self.steps(f"suspects-{number}") for number in range(count)]
-        return [
-            SuspectWorker(number, self.executor, each.link, each, spec, template) for number, each in enumerate(steps)
-        ]
+        return [SuspectWorker(number, self.executor, each, spec, template) for number, each in enumerate(steps)]
 
     @property
     def services(self) -> list[Service]:
@@ -404,11 +399,3 @@ def terms(settings: WorkSettings, asked: HandlerOptions) -> tuple[RetryPolicy, f
     cap_s = given(asked.backoff_cap_s, RETRY_CAP_S)
     policy = RetryPolicy(asked.max_attempts or settings.max_attempts, base_s, cap_s)
     return policy, given(asked.deadline_s, settings.handler_seconds)
-
-
-def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:
-    if handler.batch is not None:
-        return batch_pool(handler, handler.batch, executor, slots)
-    if handler.is_async:
-        return [AsyncPool(executor, handler.call, slots)]
-    return [LaneWorker(number, executor, handler.call) for number in range(slots)]

@@ -144,7 +144,7 @@ _NOT_PRIVATE = frozenset({"_replace", "_asdict", "_make", "_fields", "_exit", "_
 THREADS_IN = (
     *(
         "common/runtime/service.py",
-        "consumer/execution/async_pool.py",
+        "consumer/execution/pools.py",
         "master/membership/consumer_http.py",
         "common/http/serve.py",
         "benchmarks/measure/strangers.py",

@@ -21,9 +21,7 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import NotNow, OwnershipLost, RedisTrouble, ReplyUnknown, ServerChanged
 from usher.common.base.log import ERROR, event
 from usher.common.observability.metrics import LONG_US, DurationHistogram
-from usher.common.protocol.last_error import NotedError
-from usher.common.protocol.last_error import decode as decode_error
-from usher.common.protocol.run_log import DONE, FAILURES, RETRY_LATER, Ran, encode, encode_kept
+from usher.common.protocol.run_log import DONE, RETRY_LATER, Ran, encode
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import HandOver
 from usher.common.runtime.service import Service
@@ -32,8 +30,7 @@ from usher.consumer.execution.outages import Outages
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.message import Message, Told, answers_of
 from usher.consumer.lifecycle.owner_scripts import GO_ON, Buried, GiveBack, Letter, OwnerScripts
-from usher.consumer.policy.acks import FailedAttempt
-from usher.consumer.policy.outcome import CLEARED_OUT, OPERATOR, Bury
+from usher.consumer.policy.outcome import CLEARED_OUT, OPERATOR, Bury, Finished
 
 #: The waiting time is taken from the first execution of a batch, and from every so many-th after it.
 _EVERY = 64
@@ -54,10 +51,10 @@ class HandlerCounters:
             [run.start_us - 1000 * int(run.stream_id.partition(b"-")[0]) for run in runs[::_EVERY] if run.attempt == 1]
         )
 
-    def failed(self, failures: Sequence[FailedAttempt]) -> None:
+    def failed(self, failures: Sequence[Finished]) -> None:
         for failure in failures:
             self.outcomes[failure.outcome] = self.outcomes.get(failure.outcome, 0) + 1
-        self.handlers.add([failure.run.end_us - failure.run.start_us for failure in failures])
+        self.handlers.add([failure.end_us - failure.start_us for failure in failures])
 
 
 #: Most messages of one ack script.
@@ -117,8 +114,8 @@ class Acker(Service):
         self._finished: deque[Message] = deque()  # append and popleft of a deque are atomic
         self._under_way = 0  # how many of them, from the first one, the last call had, whose answer is not known
         self._absorbed: dict[bytes, Sequence[Message]] = {}  # what runs ended beside their message, by its id
-        self._failed: deque[FailedAttempt] = deque()
-        self._noting: list[FailedAttempt] = []  # only this thread: the failures that are under way
+        self._failed: deque[Finished] = deque()
+        self._noting: list[Finished] = []  # only this thread: the failures that are under way
         self.unnoted: set[bytes] = set()  # messages whose last failure Redis does not know yet
         self._given_up: deque[GivenUp] = deque()
         self._asked: set[bytes] = set()  # messages whose callers wait, from before they are in the ledger
@@ -182,9 +179,9 @@ class Acker(Service):
             self._is_here = False
             self._turn.release()
 
-    def failed(self, item: FailedAttempt) -> None:
+    def failed(self, item: Finished) -> None:
         if item.outcome != RETRY_LATER:  # it costs nothing, and comes again at once
-            self.unnoted.add(item.run.stream_id)
+            self.unnoted.add(item.stream_id)
         self._failed.append(item)
         self.wake()
 
@@ -358,28 +355,16 @@ class Acker(Service):
             raise refused
 
     def _note_failures(self) -> None:
-        """Write one batch of failures. If a message failed more than once, Redis gets its last count, and the run log
-        every execution."""
         is_new = not self._noting  # else it is sent again, unchanged: Redis counts it by what it changes
         while is_new and self._failed and len(self._noting) < BATCH:
             self._noting.append(self._failed[0])
             self._failed.popleft()
-        runs, outcomes = [item.run for item in self._noting], [item.outcome for item in self._noting]
-        record = encode(self._incarnation, runs, outcomes, self.ran) if self._run_log_length else b""
         try:
-            attempts, errors = {item.run.stream_id: item.attempts for item in self._noting}, dict[bytes, NotedError]()
-            for run, outcome, _, error in self._noting:
-                if error or (outcome != RETRY_LATER and run.attempt > 1):  # else its letter tells all
-                    before, last = errors.get(run.stream_id, NotedError()), error and decode_error(error.head)
-                    kept = encode_kept(self._incarnation, run, outcome, last.told if last else "")
-                    kept = before.runs + b"\n" + kept if before.runs else kept
-                    errors[run.stream_id] = (error or before)._replace(runs=kept)
-            failed = sum(outcome in FAILURES for outcome in outcomes)
-            self._steps.charge(attempts, record, self._run_log_length, errors, failed)
+            self._steps.note_failures(self._noting, self._run_log_length, self.ran)
         except CommandRefused as refused:  # counts that Redis never accepts must not hold up acknowledgements
             event("attempts_not_recorded", level=ERROR, messages=len(self._noting), why=str(refused))
         noted, self._noting = self._noting, []
-        self.unnoted.difference_update(item.run.stream_id for item in noted)
+        self.unnoted.difference_update(item.stream_id for item in noted)
         self.counts.failed(noted)
         if self.outages.wonders(now_s()):
             self.outages.hear(self._steps.some_errors(), now_s())

@@ -32,8 +32,16 @@ from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.error_trace import has_cause, own_line, raised_at, traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import APART, Journal
-from usher.consumer.policy.acks import FailedAttempt, Finished
-from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, Settling, TicketPace, decide, unended
+from usher.consumer.policy.outcome import (
+    PUT_OFF_S,
+    Bury,
+    Finished,
+    RetryPolicy,
+    Settling,
+    TicketPace,
+    decide,
+    unended,
+)
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 
 #: Most messages that all runs of a consumer absorb at a time.
@@ -124,11 +132,6 @@ class Executor:
         self._note_start = self._note_end = leave
 
     @property
-    def is_plain(self) -> bool:
-        """Return whether nothing but its own past may hold a message up, as long as nothing fails alike."""
-        return not self._limit_s and self.pace is None and self.settling is None
-
-    @property
     def isolates(self) -> bool:
         """Return whether suspects run in child processes: better in company than never."""
         return self.refused_children < _MOST_REFUSED
@@ -167,7 +170,12 @@ class Executor:
         if is_first and message.attempt and message.stream_id in self._acker.unnoted:
             self.lanes.retry(lane, message, self.clock() + _UNNOTED_S)
             return False
-        if is_first and self.outages.known and (wait := self.outages.hold(message, self.clock())) is not None:
+        if (
+            is_first
+            and self.outages.known
+            and not self.outages.is_quiet(message.ticket)
+            and (wait := self.outages.hold(message, self.clock())) is not None
+        ):
             self._wait(lane, message, wait.due_s, wait)
             return False
         if self._limit_s:
@@ -290,7 +298,7 @@ class Executor:
         # Who only asks to be called later has no trouble, and may be one of very many.
         is_plain_wait = wait is None and isinstance(problem, RetryLater) and not has_cause(text.traceback)
         error = None if is_plain_wait or isinstance(decision, Bury) else noted
-        self._acker.failed(FailedAttempt(run, _outcome(problem), message.known, error))
+        self._acker.failed(run._replace(outcome=_outcome(problem), known=message.known, error=error))
         if wait is None:
             _tell(message, problem, text, decision)
         elif wait.is_news:

@@ -72,7 +72,7 @@ def _told(frames: list[FrameType]) -> str:
 
 
 if TYPE_CHECKING:
-    from usher.consumer.execution.async_pool import AsyncPool
+    from usher.consumer.execution.pools import AsyncPool
 
 #: Messages that a line names.
 _MOST_NAMED = 20

@@ -245,7 +245,7 @@ def run(asked_by: int, where: int) -> None:
         asker.send(str(unusable))
         return
     limit_s = given(handler.options.deadline_s, spec.handler_s)
-    lease = OwnLease(0.0 if spec.has_lease else math.inf, now_s())
+    lease = OwnLease(math.inf if spec.is_rehearsal else 0.0, now_s())
     made = message_type(spec.stream, spec.is_gathered, spec.is_rehearsal)
     slot = Slot(asker, handler, made, lease, limit_s)
     asker.send(limit_s)

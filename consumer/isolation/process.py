@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import enum
 import io
+import math
 import os
 import pickle
 import re
@@ -58,8 +59,8 @@ _OURS = re.compile(r'^ +File ".*[/\\]consumer[/\\]isolation[/\\]child\.py".*$', 
 class ProcessSpec:
     """The facts that the process needs. ``handler``: as module:function; ``stream``: its ticket stream; ``handler_s``:
     USHER_HANDLER_SECONDS, 0 is no limit; ``log``: level and format of the handler's logging; ``secrets``: texts that no
-    log may show; ``program``: its name in the log. ``has_lease``: the asker will say until when the messages are ours.
-    ``group``: the consumer group, for spans."""
+    log may show; ``program``: its name in the log. ``is_rehearsal``: it has no lease; else the asker
+    will say until when the messages are ours. ``group``: the consumer group, for spans."""
 
     handler: str
     stream: str
@@ -69,7 +70,6 @@ class ProcessSpec:
     secrets: tuple[str, ...] = ()
     program: str = "rehearsal"
     is_rehearsal: bool = True
-    has_lease: bool = False
     group: str = ""
 
 
@@ -160,7 +160,7 @@ def calls_of_handler(dump: str) -> str:
 
 #: Receives the handler's prints: standard output is the report's.
 _STDERR = 2
-#: The limit in seconds where none is set: a person waits for the answer.
+#: The limit in seconds of a rehearsal where none is set: a person waits for the answer.
 _USUAL_LIMIT_S = 60.0
 #: Seconds for the import of the handler's module, for the report of a hang before the end, and for a regular end.
 _IMPORT_S, _LAST_WORDS_S, _END_S = 120.0, 0.3, 2.0
@@ -275,19 +275,16 @@ class Template:
 
 class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
     """Runs a handler on one message after another. ``check`` is called again and again while it waits, and may raise;
-    ``with`` ends the process. ``usual_limit_s``: the limit where none is set; ``template``: None for one of its own,
-    whose handlers print to standard error."""
+    ``with`` ends the process. ``template``: None for one of its own, whose handlers print to standard error."""
 
     def __init__(
         self,
         spec: ProcessSpec,
         check: Callable[[], None],
-        usual_limit_s: float = _USUAL_LIMIT_S,
         template: Template | None = None,
     ) -> None:
         self._spec = spec
         self._check = check
-        self._usual_limit_s = usual_limit_s
         self._template = template or Template(_STDERR)
         self._is_own_template = template is None
         #: True until the process has got its first message.
@@ -313,7 +310,7 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
             self._kill()
             return CallResult(How.NOT_RUN, f"the handler's process {told}")
         began_s, kills = time.monotonic(), oom_kills()
-        limit_s = self._limit_s or self._usual_limit_s
+        limit_s = self._limit_s or (_USUAL_LIMIT_S if self._spec.is_rehearsal else math.inf)
         self.is_fresh = False
         self._is_late = is_in_doubt = False
         while isinstance(answer := self._hear(began_s + limit_s + _GRACE_S - time.monotonic()), tuple):
@@ -430,11 +427,7 @@ class HandlerProcess(contextlib.AbstractContextManager["HandlerProcess"]):
             if self._pipe.poll(0 if is_over else min(max(left_s, 0.0), _LOOK_EVERY_S)):
                 try:
                     return _Answers(io.BytesIO(self._pipe.recv_bytes())).load()
-                except (
-                    EOFError,
-                    OSError,
-                    pickle.UnpicklingError,
-                ):  # it has gone, or says what no handler's process says
+                except (EOFError, OSError, pickle.UnpicklingError):  # it has gone, or says what none of ours says
                     return None
             if is_over or left_s <= 0:  # over: a child of the process still holds the socket
                 self._is_late = not is_over

@@ -27,7 +27,7 @@ from usher.common.base.errors import (
 )
 from usher.common.base.log import ERROR, WARNING, event
 from usher.common.protocol.attempts import CUT_OFF, ENDED, RAN_PAST
-from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.client import CommandRefused
 from usher.common.runtime.service import Service
 from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
 from usher.consumer.execution.lanes import Lane
@@ -72,7 +72,6 @@ class SuspectWorker(Service):
         self,
         number: int,
         executor: Executor,
-        link: Link,
         steps: OwnerScripts,
         spec: ProcessSpec,
         template: Template,
@@ -80,7 +79,6 @@ class SuspectWorker(Service):
         super().__init__()
         self.name = f"suspects-{number}"
         self._executor = executor
-        self._link = link
         self._steps = steps
         self._spec = spec
         self._template = template
@@ -110,7 +108,7 @@ class SuspectWorker(Service):
     def on_end(self) -> None:
         self._end_child(gently=False)
         self._template.end()  # the others of this consumer end, too
-        self._link.close()
+        self._steps.link.close()
 
     def _end_child(self, gently: bool) -> None:
         child, self._child = self._child, None
@@ -168,7 +166,7 @@ class SuspectWorker(Service):
             self._end_child(gently=True)
         try:
             if self._child is None:
-                self._child = HandlerProcess(self._spec, self._check, math.inf, self._template)
+                self._child = HandlerProcess(self._spec, self._check, self._template)
                 self._child.note = lambda what: event("handler_process_ended", level=WARNING, what=what)
             child = self._child
             child.begin()
@@ -215,16 +213,11 @@ class SuspectWorker(Service):
 
 
 def _problem_of(result: CallResult, is_fresh: bool) -> tuple[BaseException, ErrorText]:
-    if result.how == How.DIED:
+    is_stuck = result.how == How.HUNG
+    if is_stuck or result.how == How.DIED:
         text = f"{CUT_OFF} ({result.error}; handler_crashed in the logs)"
-        return ProcessEnded(is_stuck=False, is_blamed=is_fresh and not result.is_in_doubt), ErrorText(
-            text, traceback=result.traceback
-        )
-    if result.how == How.HUNG:
-        text = f"{RAN_PAST} (handler_stuck in the logs)"
-        return ProcessEnded(is_stuck=True, is_blamed=True), ErrorText(text, traceback=result.traceback)
-    text_of = ErrorText(result.error, result.error_type, result.traceback)
-    if result.how == How.LATER:
-        return RetryLater(result.after_s), text_of
-    raised = {How.GAVE_UP: GiveUp(), How.INVALID: Invalid()}.get(result.how)
-    return raised or RuntimeError(result.error), text_of
+        text = f"{RAN_PAST} (handler_stuck in the logs)" if is_stuck else text
+        is_blamed = is_stuck or (is_fresh and not result.is_in_doubt)
+        return ProcessEnded(is_stuck, is_blamed), ErrorText(text, traceback=result.traceback)
+    raised = {How.LATER: RetryLater(result.after_s), How.GAVE_UP: GiveUp(), How.INVALID: Invalid()}.get(result.how)
+    return raised or RuntimeError(result.error), ErrorText(result.error, result.error_type, result.traceback)

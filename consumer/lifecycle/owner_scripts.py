@@ -19,9 +19,12 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError, NotedError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.registration import Registration
+from usher.common.protocol.run_log import FAILURES, RETRY_LATER, Ran, encode_kept
+from usher.common.protocol.run_log import encode as encode_runs
 from usher.common.redis.client import CommandRefused, Link, NotNow, checked
+from usher.consumer.policy.outcome import Finished
 
-_NO_ERROR = NotedError()
+_NO_ERROR, _UNKNOWN = NotedError(), Ran()
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
 #: Acknowledgements go by the script for so long, once they have to.
 _WATCH_AGAIN_S = 1.0
@@ -192,6 +195,20 @@ class OwnerScripts:
         keys = self._keys
         script_keys = (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors, keys.failures)
         self._check(self.link.run("charge", script_keys, args))
+
+    def note_failures(self, failures: Sequence[Finished], run_log_length: int, by: Ran = _UNKNOWN) -> None:
+        """Note starts that did not end in success. If a message failed more than once, Redis gets its last count, and
+        the run log every execution."""
+        outcomes, errors = [run.outcome for run in failures], dict[bytes, NotedError]()
+        record = encode_runs(self.incarnation, failures, outcomes, by) if run_log_length else b""
+        for run in failures:
+            if run.error or (run.outcome != RETRY_LATER and run.attempt > 1):  # else its letter tells all
+                before, last = errors.get(run.stream_id, _NO_ERROR), run.error and decode_error(run.error.head)
+                kept = encode_kept(self.incarnation, run, run.outcome, last.told if last else "")
+                kept = before.runs + b"\n" + kept if before.runs else kept
+                errors[run.stream_id] = (run.error or before)._replace(runs=kept)
+        attempts = {run.stream_id: run.known for run in failures}
+        self.charge(attempts, record, run_log_length, errors, sum(outcome in FAILURES for outcome in outcomes))
 
     def some_errors(self) -> list[LastError]:
         """Return new errors of some messages of the group; none without a right to see them. Not by HRANDFIELD, with

@@ -24,7 +24,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.consumer.handlers.error_trace import own_line
 from usher.consumer.lifecycle.journal import Former, Journal
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
-from usher.consumer.policy.acks import Finished
+from usher.consumer.policy.outcome import Finished
 from usher.consumer.policy.quarantine import Left, suspects
 
 #: Finished messages get this long to be acknowledged before the process leaves.
@@ -48,25 +48,27 @@ class ProcessEnding:
     def end(self, starts: Sequence[Left], why: str, error: str, stacks: Sequence[str] = ()) -> None:
         """Charge these starts, which have not ended, with an end of their process, and leave. ``error``: what people
         read of each; ``stacks``: where each of them stood."""
-        charged = {one.stream_id: one.before._replace(crashes=one.before.crashes + 1) for one in starts}
         self.journal.blame(starts)
-        runs = [Finished(one.ticket, one.stream_id, one.fence, one.before.starts, one.start_us, 0) for one in starts]
-        record = encode(self.steps.incarnation, runs, [CRASHED] * len(runs)) if self.run_log_length else b""
-        now_ms = wall_ms()
-        errors = {}
-        for one, run, stack in zip(starts, runs, stacks or [""] * len(starts), strict=True):
-            noted = LastError(error, "", own_line(stack), one.before.starts, one.before.failures, at_ms=now_ms)
-            kept = encode_kept(self.steps.incarnation, run, CRASHED, error)
-            errors[one.stream_id] = encode_error(noted, stack)._replace(runs=kept)
+        failures, now_ms = [], wall_ms()
+        for one, stack in zip(starts, stacks or [""] * len(starts), strict=True):
+            known = one.before
+            noted = LastError(error, "", own_line(stack), known.starts, known.failures, at_ms=now_ms)
+            after = known._replace(crashes=known.crashes + 1)
+            failures.append(_run(one)._replace(known=after, error=encode_error(noted, stack)))
         try:
             with self._lock:
-                self.steps.charge(charged, record, self.run_log_length, errors, len(runs))
+                self.steps.note_failures(failures, self.run_log_length)
             for one in starts:
                 self.journal.forget(one)
         except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # the process leaves whatever Redis answers
             event("attempt_not_recorded", level=WARNING, why=str(trouble))
         wait_until(self.is_flushed, FLUSH_AT_END_S)
         self.leave(why)
+
+
+def _run(start: Left) -> Finished:
+    times = start.before.starts, start.start_us, 0
+    return Finished(start.ticket, start.stream_id, start.fence, *times, outcome=CRASHED)
 
 
 def wait_until(is_so: Callable[[], bool], most_s: float) -> None:
@@ -101,8 +103,7 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
 
 def note_crash(link: Link, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
     suspected = suspects(former.left, former.is_explained, former.is_from_outside, former.by_itself)
-    left_ones = former.left
-    runs = [Finished(one.ticket, one.stream_id, one.fence, one.before.starts, one.start_us, 0) for one in left_ones]
+    runs = [_run(one) for one in former.left]
     record = encode(former.incarnation, runs, [CRASHED] * len(runs)) if runs and run_log_length else b""
     kept = {run.stream_id: encode_kept(former.incarnation, run, CRASHED) for run in runs}
     args: list[bytes | str | int] = [keys.group, former.incarnation, record, run_log_length, _NOTED_MS]

@@ -1,14 +1,18 @@
-"""The decision that follows the end of a handler. Pure: randomness is an argument."""
+"""Executions that ended, for how long they wait for more on their way to Redis, and the decision that follows a
+failure. Pure: randomness is an argument."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import LONGEST_WAIT_S, GiveUp, Invalid, RetryLater
 from usher.common.base.text import format_error
-from usher.common.protocol.attempts import CLEARED, CUT_OFF, GIVEN_UP, Attempts
+from usher.common.protocol.attempts import CLEARED, CUT_OFF, GIVEN_UP, NEVER, Attempts
+from usher.common.protocol.last_error import NotedError
 
 
 @dataclass(frozen=True)
@@ -147,3 +151,39 @@ class Settling:
             self._most = max(_MANY, 2 * len(self._seen))
         self._seen[ticket] = last_ms, came_s, first_s
         return due_s
+
+
+#: Number of messages that is worth a call; with fewer the acker waits for more.
+_WORTH_A_CALL = 200
+#: A ticket window that lasts for the whole wait, even for a ticket with tens of thousands of messages a second.
+_WIDE_WINDOW = 256
+
+
+def linger(flush_s: float, strict: bool, spare: int, ticket_window: int) -> tuple[float, int]:
+    """Return for how long finished messages wait for their acknowledgement, from the last write on, and how many of
+    them wait for no more. ``spare``: messages that the consumer may have beyond those that run; ``ticket_window``: most
+    messages of one ticket. The leader hands more over when it hears that half of them are done.
+
+    >>> linger(0.02, False, 1992, 512), linger(0.02, True, 12, 512)
+    ((0.02, 200), (0.005, 6))
+    """
+    is_waited_for = strict or ticket_window < _WIDE_WINDOW
+    return flush_s / 4 if is_waited_for else flush_s, max(1, min(_WORTH_A_CALL, spare // 2))
+
+
+class Finished(NamedTuple):
+    """An execution that ended, as it was then. Times are microseconds since the epoch. Of one that did not succeed:
+    ``outcome`` (a word of common/protocol/run_log.py), the message's attempts after it, and its error; None where a
+    dead letter tells that."""
+
+    ticket: bytes
+    stream_id: bytes
+    fence: int
+    attempt: int
+    start_us: int
+    end_us: int
+    flat: Sequence[bytes] = ()
+    interrupted: bool = False
+    outcome: str = ""
+    known: Attempts = NEVER
+    error: NotedError | None = None

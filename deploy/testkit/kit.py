@@ -28,9 +28,9 @@ from usher.common.redis.client import Link
 from usher.common.runtime.settings import load
 from usher.common.sending.producer import Producer
 from usher.consumer.execution.acker import Acker
-from usher.consumer.execution.batch_pool import BatchCall
 from usher.consumer.execution.executor import MOST_ABSORBED
 from usher.consumer.execution.lanes import Lane
+from usher.consumer.execution.pools import BatchCall
 from usher.consumer.execution.reporter import Item, Reporter
 from usher.consumer.handlers.loader import handler_of, load_handler
 from usher.consumer.handlers.message import Message, OwnLease, message_type
@@ -40,7 +40,7 @@ from usher.consumer.isolation.process import Template
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.lease import Taken
 from usher.consumer.lifecycle.master_client import MasterClient
-from usher.consumer.policy.acks import FailedAttempt
+from usher.consumer.policy.outcome import Finished
 from usher.consumer.settings import ConsumerSettings
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import ChangeWatch, Report
@@ -129,8 +129,8 @@ class _KitAcker(Acker):
             self.note(one.ticket, one.stream_id, one.attempt, MERGED)
         super().finished(item, here)
 
-    def failed(self, item: FailedAttempt) -> None:
-        self.note(item.run.ticket, item.run.stream_id, item.run.attempt, item.outcome)
+    def failed(self, item: Finished) -> None:
+        self.note(item.ticket, item.stream_id, item.attempt, item.outcome)
         super().failed(item)
 
 

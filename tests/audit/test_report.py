@@ -18,7 +18,7 @@ from tests.commands import usher
 from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.run_log import Ran, encode
 from usher.common.redis.client import Link
-from usher.consumer.policy.acks import Finished
+from usher.consumer.policy.outcome import Finished
 
 GROUP = "concurrency_stream_group"
 _DAY_US = 86_400_000_000

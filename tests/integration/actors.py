@@ -288,7 +288,7 @@ class ConsumerActor:
             self.lost.append,
         )
         spec = ProcessSpec("", "", False)
-        self.suspects = SuspectWorker(0, self.executor, self.link, self.steps, spec, Template())
+        self.suspects = SuspectWorker(0, self.executor, self.steps, spec, Template())
         self.reader = InboxReader(self.read_link, keys, self.incarnation, self.lanes, self.lease)
         ending = ProcessEnding(self.steps, lambda: True, self.journal, 0, self.lost.append)
         self.reader.on_order = Orders(self.executor, self.journal, ending, self.steps).obey

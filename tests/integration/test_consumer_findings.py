@@ -18,8 +18,8 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, PartialFailure, ReplyUnknown, RetryLater
 from usher.common.protocol.attempts import Attempts
 from usher.common.redis.client import CommandRefused
-from usher.consumer.execution.batch_pool import BatchCall, BatchCollector
 from usher.consumer.execution.outages import Outage, Wait
+from usher.consumer.execution.pools import BatchCall, BatchCollector
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.lifecycle.process_ending import ProcessEnding
@@ -52,7 +52,7 @@ class _Batches:
 
     def look(self) -> BatchCall | None:
         self.consumer.flush()  # nothing starts again before its failure is noted
-        lanes = self._gatherer.take(now_s())
+        lanes = self._gatherer.take_now()
         return BatchCall(self.consumer.executor, lanes, self._declared) if lanes is not None else None
 
     def call(self) -> BatchCall:

@@ -113,7 +113,7 @@ def test_the_time_in_which_all_stood_still_is_given_back_and_a_hang_is_seen_all_
 
 
 def test_it_ends_by_itself_when_the_lease_ends_and_whoever_renews_it_stands_still(folder: Path) -> None:
-    spec = ProcessSpec("kept:writes", "s", False, is_rehearsal=False, has_lease=True)
+    spec = ProcessSpec("kept:writes", "s", False, is_rehearsal=False)
     with HandlerProcess(spec, lambda: None) as process:
         process.begin()
         process.tell(now_s() + 0.5)
@@ -123,7 +123,7 @@ def test_it_ends_by_itself_when_the_lease_ends_and_whoever_renews_it_stands_stil
 
 
 def test_it_runs_on_for_as_long_as_it_is_told_of_renewals(folder: Path) -> None:
-    spec = ProcessSpec("kept:writes", "s", False, is_rehearsal=False, has_lease=True)
+    spec = ProcessSpec("kept:writes", "s", False, is_rehearsal=False)
     process = HandlerProcess(spec, lambda: process.tell(now_s() + 0.5) and None)
     with process:
         process.begin()

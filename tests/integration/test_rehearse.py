@@ -21,7 +21,7 @@ from usher.common.protocol.run_log import encode
 from usher.common.redis.client import Link
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.isolation.process import HandlerProcess, Piece, ProcessSpec
-from usher.consumer.policy.acks import Finished
+from usher.consumer.policy.outcome import Finished
 from usher.deploy.rehearsal.cli import Candidate
 from usher.master.leader.leader_scripts import LeaderScripts
 

@@ -21,7 +21,7 @@ from usher.common.protocol.keys import uid_key
 from usher.common.protocol.run_log import encode
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
-from usher.consumer.policy.acks import Finished
+from usher.consumer.policy.outcome import Finished
 from usher.deploy.rehearsal import cli as replay_module
 from usher.master.audit import batches
 from usher.master.audit.archive import Commit, data_sets

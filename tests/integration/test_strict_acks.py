@@ -17,8 +17,8 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import RetryLater
 from usher.common.redis.client import Link
 from usher.consumer.execution.acker import Acker
-from usher.consumer.execution.async_pool import LaneWorker
 from usher.consumer.execution.lanes import Lanes
+from usher.consumer.execution.pools import LaneWorker
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.incarnation import Drain

@@ -25,7 +25,7 @@ from usher.common.protocol.run_log import encode
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import free_port
-from usher.consumer.policy.acks import Finished
+from usher.consumer.policy.outcome import Finished
 from usher.master.insight import live as ticket_feed
 from usher.master.insight.live import TicketFeed, parse_position
 from usher.master.membership.health_url import parse_hosts

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.factories import World
 from usher.common.protocol.run_log import encode
-from usher.consumer.policy.acks import Finished
+from usher.consumer.policy.outcome import Finished
 from usher.master.insight import status as ticket_story
 from usher.master.insight.status import StatusReader, TicketHistory
 

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.actors import Stage, Trouble
 from tests.integration.test_quarantine import Process, T, U, V, hand_over, known
 from usher.common.protocol.attempts import Attempts
-from usher.consumer.execution.batch_pool import BatchCall, BatchCollector
+from usher.consumer.execution.pools import BatchCall, BatchCollector
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.message import Message, OwnLease
@@ -31,7 +31,7 @@ class BatchProcess(Process):
     def call(self) -> BatchCall:
         """The next call. A lane may have to be taken twice: a suspect is set apart first."""
         for _ in range(20):
-            lanes = self._gatherer.take(0.0)
+            lanes = self._gatherer.take_now()
             if lanes and (call := BatchCall(self.now.executor, lanes, _BATCH)).messages:
                 return call
         raise AssertionError("nothing starts")

@@ -12,15 +12,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-import usher.consumer.execution.async_pool
+import usher.consumer.execution.pools
 from usher.common.base.clock import now_s
-from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lane, Lanes
+from usher.consumer.execution.pools import AsyncPool
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.policy.acks import FailedAttempt
-from usher.consumer.policy.outcome import Bury, RetryPolicy
+from usher.consumer.policy.outcome import Bury, Finished, RetryPolicy
 
 PATIENCE_S = 20.0
 LEASE = OwnLease(1e6, now_s())  # taken when the tests are collected; it outlives the run, however long that is
@@ -42,7 +41,7 @@ class Pool:
         self.given_up: list[str] = []
         self.broken: list[str] = []
         self.lanes = Lanes()
-        self.journal, self.failures = Journal(None, "", "", 8), list[FailedAttempt]()
+        self.journal, self.failures = Journal(None, "", "", 8), list[Finished]()
         self.executor = Executor(
             self.lanes, self, self.journal, LEASE, policy or RetryPolicy(3, 0.0, 0.0), strict, 0.0, self.broken.append
         )
@@ -56,7 +55,7 @@ class Pool:
         if item.lane is not None:  # it is held until Redis has this
             self.lanes.resume(item.lane)
 
-    def failed(self, failure: FailedAttempt) -> None:
+    def failed(self, failure: Finished) -> None:
         self.failures.append(failure)
 
     def give_up(self, lane: Lane, given: Message, bury: Bury) -> None:
@@ -142,7 +141,7 @@ def test_a_handler_that_ends_the_loop_leaves_all_that_ran_as_a_crash_does(how: s
 @pytest.fixture
 def no_glances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks for lanes by chance: what is not told is not seen."""
-    monkeypatch.setattr(usher.consumer.execution.async_pool, "_LONGEST_WAIT_S", 3600.0)
+    monkeypatch.setattr(usher.consumer.execution.pools, "_LONGEST_WAIT_S", 3600.0)
 
 
 @pytest.mark.usefixtures("no_glances")

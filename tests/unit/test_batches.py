@@ -18,7 +18,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, PartialFailure, RetryLater
 from usher.common.protocol.attempts import NEVER, Attempts
 from usher.common.runtime.service import Service
-from usher.consumer.execution import async_pool, batch_pool
+from usher.consumer.execution import pools
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lane, Lanes
 from usher.consumer.handlers.batches import MessageFailed, TriedTogether, goes_alone, judge
@@ -26,8 +26,7 @@ from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.policy.acks import FailedAttempt, Finished
-from usher.consumer.policy.outcome import Bury, RetryPolicy
+from usher.consumer.policy.outcome import Bury, Finished, RetryPolicy
 
 PATIENCE_S = 20.0
 LEASE = OwnLease(1e6, now_s())  # taken when the tests are collected; it outlives the run, however long that is
@@ -120,7 +119,7 @@ class Runners:
         **declared: Any,
     ) -> None:
         self.finished_items: list[Finished] = []
-        self.failures: list[FailedAttempt] = []
+        self.failures: list[Finished] = []
         self.given_up: list[tuple[str, str, int]] = []
         self.broken: list[str] = []
         self.lanes = Lanes()
@@ -138,7 +137,7 @@ class Runners:
         declaration = BatchOptions(**{"most": 100, "wait_s": 0.05, "per_ticket": 1} | declared)
         handler = Handler(called_async if is_async else called, is_async, batch=declaration)
         assert handler.batch is not None
-        self.services: list[Service] = batch_pool.batch_pool(handler, handler.batch, self.executor, slots)
+        self.services: list[Service] = pools.make_pool(handler, self.executor, slots)
 
     def finished(self, item: Finished, here: bool = False) -> None:
         self.finished_items.append(item)
@@ -147,7 +146,7 @@ class Runners:
         if item.lane is not None:
             threading.Thread(target=lambda: self.lanes.resume(item.lane), daemon=True).start()
 
-    def failed(self, failure: FailedAttempt) -> None:
+    def failed(self, failure: Finished) -> None:
         self.failures.append(failure)
 
     def give_up(self, lane: Lane, given: Message, bury: Bury) -> None:
@@ -230,8 +229,7 @@ class TestPool:
         self, is_async: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It fills the batch, which then waits for nothing more."""
-        for pool in (async_pool, batch_pool):
-            monkeypatch.setattr(pool, "_LONGEST_WAIT_S", 3600.0)  # nobody looks by chance
+        monkeypatch.setattr(pools, "_LONGEST_WAIT_S", 3600.0)  # nobody looks by chance
 
         def handle(messages: list[Message]) -> dict[Message, RetryLater]:
             return {one: RetryLater(0.3) for one in messages if one.id == "1-0" and one.attempt == 1}
@@ -301,12 +299,12 @@ class TestPool:
         with runners:
             runners.until_over()
         [failure] = runners.failures
-        assert failure.run.stream_id == b"3-0"
-        assert [item.stream_id for item in runners.finished_items if item.end_us <= failure.run.start_us] == [
+        assert failure.stream_id == b"3-0"
+        assert [item.stream_id for item in runners.finished_items if item.end_us <= failure.start_us] == [
             b"1-0",
             b"2-0",
         ]
-        assert failure.run.start_us <= failure.run.end_us
+        assert failure.start_us <= failure.end_us
 
     def test_one_that_poisons_its_call_is_given_up_and_its_neighbours_are_not_charged(self, is_async: bool) -> None:
         def handle(messages: list[Message]) -> None:

@@ -16,10 +16,9 @@ from tests.unit.test_pools import Accounts
 from usher.common.base.clock import now_s
 from usher.common.runtime.fork_guard import call_in_children
 from usher.common.runtime.service import Service
-from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
-from usher.consumer.execution.batch_pool import batch_pool
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lanes
+from usher.consumer.execution.pools import AsyncPool, LaneWorker, make_pool
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
@@ -41,9 +40,7 @@ def _loop(executor: Executor, handle: Handle) -> Service:
 
 
 def _calls(executor: Executor, handle: Handle) -> Service:
-    [service] = batch_pool(
-        Handler(handle, False, batch=BatchOptions(10, 0.0, 2)), BatchOptions(10, 0.0, 2), executor, 1
-    )
+    [service] = make_pool(Handler(handle, False, batch=BatchOptions(10, 0.0, 2)), executor, 1)
     return service
 
 

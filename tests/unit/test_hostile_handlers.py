@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.test_pools import _run
 from usher.common.base.errors import GiveUp, RetryLater
-from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
+from usher.consumer.execution.pools import AsyncPool, LaneWorker
 from usher.consumer.handlers.message import Message
 
 

@@ -80,7 +80,7 @@ def test_a_dump_of_a_process_that_hangs_begins_with_the_innermost_call() -> None
 
 
 def test_the_stack_of_a_handler_is_found_in_its_thread() -> None:
-    from usher.consumer.execution import async_pool as thread_pool
+    from usher.consumer.execution.pools import LaneWorker
 
     message = Message(b"T", b"1-1", 1, [], OwnLease(1.0, 0.0))
     begun, over = threading.Event(), threading.Event()
@@ -90,7 +90,7 @@ def test_the_stack_of_a_handler_is_found_in_its_thread() -> None:
         over.wait(30)
 
     class _Executor:
-        is_plain, outages = False, Mock(known=())
+        lanes = Mock()
 
         def next_message(self, lane: object) -> Message:
             return message
@@ -101,7 +101,7 @@ def test_the_stack_of_a_handler_is_found_in_its_thread() -> None:
         def succeeded(self, *_: object, here: bool = False) -> bool:
             return False
 
-    worker = thread_pool.LaneWorker(0, _Executor(), handle)  # type: ignore[arg-type]
+    worker = LaneWorker(0, _Executor(), handle)  # type: ignore[arg-type]
     running = threading.Thread(target=worker._run, args=(Lane(b"T"),))
     running.start()
     begun.wait(30)

@@ -1,4 +1,4 @@
-"""worker_pool and async_pool: what a handler's result says of whether it ran."""
+"""Pools: what a handler's result says of whether it ran."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import pytest
 from usher.common.base.clock import now_s
 from usher.common.base.errors import HandlerUnusable
 from usher.common.runtime.service import Service
-from usher.consumer.execution.async_pool import AsyncPool, LaneWorker
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import Lane, Lanes
+from usher.consumer.execution.pools import AsyncPool, LaneWorker
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.policy.acks import FailedAttempt, Finished
-from usher.consumer.policy.outcome import Bury, RetryPolicy
+from usher.consumer.policy.outcome import Bury, Finished, RetryPolicy
 
 
 class Accounts:
@@ -34,7 +33,7 @@ class Accounts:
     def finished(self, item: Finished, here: bool = False) -> None:
         self.done.append(item.stream_id)
 
-    def failed(self, failure: FailedAttempt) -> None: ...
+    def failed(self, failure: Finished) -> None: ...
 
     def put_off(self, lane: Lane, message: Message, due_s: float) -> None:
         raise AssertionError("no wait is that long")

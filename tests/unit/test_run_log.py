@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from usher.common.protocol.run_log import CRASHED, DONE, RunRecord, decode, encode
-from usher.consumer.policy.acks import Finished
+from usher.consumer.policy.outcome import Finished
 
 FINISHED = [
     Finished(b"42", b"5-1", 1_795_215_518_421_818, 1, 1_700_000_000_000_001, 1_700_000_000_000_009),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from usher.common.protocol.run_log import CRASHED, encode
-from usher.consumer.policy.acks import Finished
+from usher.consumer.policy.outcome import Finished
 from usher.master.insight.live import (
     ENTRIES,
     RUNS,
