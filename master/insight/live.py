@@ -1,7 +1,7 @@
 """Live views: what goes on, as it happens, from Redis alone, so that a standby can show it too.
 
 The live overview is the state of the whole system for the page, read once for everybody who watches. While a page is
-open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read once a minute, in one
+open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every four minutes, in one
 round trip, so that a page finds rates when it opens. Open pages ask again every two seconds; that is how they learn in
 time that there is no news. ``usher stuck`` takes two looks of its own.
 
@@ -201,7 +201,7 @@ class StuckTickets:
 
 #: Seconds between two looks: while a page is open, and while none is; how long a page counts as open after it was asked
 #: for; and the age of a snapshot that is stale.
-_EVERY_S, _IDLE_EVERY_S, _LOOKS_FOR_S, _STALE_S = 1.0, 60.0, 10.0, 4.0
+_EVERY_S, _IDLE_EVERY_S, _LOOKS_FOR_S, _STALE_S = 1.0, 240.0, 10.0, 4.0
 #: Seconds that a page waits for a fresh look; a later one reaches it as an event anyway.
 _PATIENCE_S = 0.2
 #: Newest declared losses that are looked at, and tenants that are told of.
@@ -216,7 +216,7 @@ class LiveOverview(Service):
     how many messages of each tenant are unfinished and were handed over so far, in memory, when it leads."""
 
     name = "pulse"
-    stalls_after_s = 3 * _IDLE_EVERY_S
+    stalls_after_s = _IDLE_EVERY_S + 60
 
     def __init__(
         self,
