@@ -25,7 +25,7 @@ from flask import Flask, Request, current_app, g, redirect, request, session
 from flask.sessions import SecureCookieSessionInterface
 from werkzeug.wrappers import Response as AnyResponse
 
-from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import WARNING, event
 from usher.common.http.credentials import NOBODY_ASKED, PERSON, STRANGER, Credentials, Identity, Role, digest_of
@@ -57,11 +57,9 @@ def needs(role: Role) -> Callable[[View], View]:
 def needed_role(app: Flask, endpoint: str | None, method: str) -> Role:
     """Return the role that a route requires. An unknown path requires the usual role, so that strangers do not learn
     which paths exist."""
-    view = app.view_functions.get(endpoint) if endpoint is not None else None
-    needed: Role | None = getattr(view, "usher_needs", None)
-    if needed is not None:
-        return needed
-    return Role.VIEWER if method in _SAFE else Role.OPERATOR
+    usual = Role.VIEWER if method in _SAFE else Role.OPERATOR
+    needed: Role = getattr(app.view_functions.get(endpoint or ""), "usher_needs", usual)
+    return needed
 
 
 def doorman() -> Doorman:
@@ -104,21 +102,21 @@ class Guesses:
                 self._minute, self._wrong, self._lines = minute, {}, Counter()
             wrong = self._wrong.get(address, ())
             heard = len(wrong) < self.MOST or seal in wrong or (address, seal) in self._right
+            self.refused += not heard
             return 0.0 if heard else 60.0 - now_s() % 60
 
-    def note(self, address: str, seal: str, *, is_right: bool) -> None:
+    def let_in(self, address: str, seal: str) -> None:
         with self._lock:
-            if is_right:
-                self._right.add((address, seal))
-                if len(self._right) > 10_000:
-                    self._right.clear()
-            else:
-                self._wrong.setdefault(address, set()).add(seal)
+            if len(self._right) > 10_000:
+                self._right.clear()
+            self._right.add((address, seal))
 
-    def count(self, address: str) -> bool:
+    def count(self, address: str, seal: str = "") -> bool:
         """Count a refused token. Return True if the log is to tell of it: of few of an address, and of all."""
         with self._lock:
             self.refused += 1
+            if seal:
+                self._wrong.setdefault(address, set()).add(seal)
             self._lines[address] += 1
             return self._lines[address] <= self.LINES and self._lines.total() <= 6 * self.LINES
 
@@ -200,18 +198,14 @@ class Doorman:
             raise Problem(403, "role_missing", f"this needs the role {needed.value}")
         return None
 
-    def sign_in(self, token: str) -> Identity | None:
-        """Begin a session of the owner of ``token`` (viewers and operators); None if no identity that may see pages has
-        this token. Raises Problem 429."""
-        identity = self._find(token, "log-in")
-        if identity is None or not identity.role.may(Role.VIEWER):
-            if identity is not None:
-                self._note_wrong("log-in")
-            return None
+    def sign_in(self, token: str) -> bool:
+        """Begin a session of the owner of ``token``; False if nobody who may see pages has it. Raises Problem 429."""
+        if self._find(token, "log-in", Role.VIEWER) is None:
+            return False
         session.clear()
         session.permanent = True
         session.update(seal=self._credentials.seal(digest_of(token)), id=secrets.token_urlsafe(12))
-        return identity
+        return True
 
     def sign_out(self) -> None:
         """End the session of the browser that asks. Raises RedisTrouble: it may go on."""
@@ -220,33 +214,30 @@ class Doorman:
             link.call("SET", keys.signed_out(session["id"]), "1", "PX", SESSION_S * 1000)
         session.clear()
 
-    def csrf_token(self, ago: int = 0) -> str:
-        """Return the token that must accompany every change by this browser; empty without a session or sign-on. Of
-        somebody whom a proxy names: that of ``ago`` times 12 hours before."""
+    def csrf_token(self) -> str:
+        """Return the token that must accompany every change by this browser; empty without a session or sign-on."""
         if name := g.get("signed_on"):
-            return self._credentials.seal(f"sign-on csrf {wall_ms() // (SESSION_S * 1000) - ago} {name}")
+            return self._credentials.seal(f"sign-on csrf {name}")
         return self._credentials.seal(f"csrf {session['id']}") if "id" in session else ""
 
     def recognise(self, asked: Request) -> tuple[Identity, bool]:
         if not self._credentials.asked:
             return NOBODY_ASKED, False
-        header: str | None = asked.environ.get("HTTP_AUTHORIZATION")
-        if header is not None:
-            scheme, _, token = header.partition(" ")
-            # WSGI decodes all headers as latin-1; tokens are UTF-8.
-            text = token.strip().encode("latin-1", "replace").decode("utf-8", "surrogateescape")
-            if scheme.lower() != "bearer":
-                self._note_wrong("header")
-                return STRANGER, False
-            try:
-                return self._find(text, "header") or STRANGER, False
-            except Problem as unheard:
-                g.refusal = unheard
-                return STRANGER, False
-        if (named := self._of_proxy(asked)) is not None:
-            return named, True
-        found = self._of_session()
+        if (header := asked.environ.get("HTTP_AUTHORIZATION")) is not None:
+            return self._of_header(header) or STRANGER, False
+        found = self._of_proxy(asked) or self._of_session()
         return found or STRANGER, found is not None
+
+    def _of_header(self, header: str) -> Identity | None:
+        scheme, _, token = header.partition(" ")
+        if scheme.lower() != "bearer":
+            self._note_wrong("header")
+            return None
+        try:  # WSGI decodes all headers as latin-1; tokens are UTF-8
+            return self._find(token.strip().encode("latin-1", "replace").decode("utf-8", "surrogateescape"), "header")
+        except Problem as unheard:
+            g.refusal = unheard
+            return None
 
     def _of_proxy(self, asked: Request) -> Identity | None:
         name: str | None = asked.environ.get(self._header)
@@ -261,21 +252,20 @@ class Doorman:
             g.refusal = Problem(403, "not_admitted", _NOT_ADMITTED)
         return person
 
-    def _find(self, token: str, place: str) -> Identity | None:
-        """Return the identity of a token that was sent; None if it is wrong. Raises Problem 429 when it was not looked
-        up: its address has sent too many wrong ones."""
+    def _find(self, token: str, place: str, least: Role = Role.ANYBODY) -> Identity | None:
+        """Return the identity of a token that was sent; None if it is wrong, or may not ``least``. Raises Problem 429
+        when it was not looked up: its address has sent too many wrong ones."""
         seal = self._credentials.seal(digest_of(token))
         if wait_s := self.guesses.wait_s(g.address, seal):
-            self.guesses.refused += 1
             raise Problem(429, "too_many_wrong_tokens", _UNHEARD, headers={"Retry-After": str(math.ceil(wait_s))})
-        found = self._credentials.known.get().get(seal)
-        self.guesses.note(g.address, seal, is_right=found is not None)
-        if found is None:
-            self._note_wrong(place)
+        if (found := self._credentials.known.get().get(seal)) is None or not found.role.may(least):
+            self._note_wrong(place, seal)
+            return None
+        self.guesses.let_in(g.address, seal)
         return found
 
-    def _note_wrong(self, place: str) -> None:
-        if self.guesses.count(g.address):
+    def _note_wrong(self, place: str, seal: str = "") -> None:
+        if self.guesses.count(g.address, seal):
             event("token_refused", level=WARNING, address=g.address, sent_in=place)
 
     def _of_session(self) -> Identity | None:
@@ -304,9 +294,7 @@ class Doorman:
 
     def _has_csrf_token(self, asked: Request) -> bool:
         given = asked.headers.get(CSRF_HEADER) or (asked.form.get(CSRF_FIELD, "") if asked.mimetype == _FORM else "")
-        return any(
-            hmac.compare_digest(given.encode("utf-8", "replace"), self.csrf_token(ago).encode()) for ago in (0, 1)
-        )
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self.csrf_token().encode())
 
 
 def local_path(wanted: str) -> str:

@@ -132,9 +132,9 @@ class Credentials:
     def _told(self, unfit: SettingsError | OSError | None) -> None:
         if unfit is None:
             event("tokens_reloaded", tokens=len(self.known.get()))
-            return
-        problems, means = list(getattr(unfit, "problems", ())), "the former tokens stay in use"
-        event("tokens_file_unusable", level=ERROR, problems=problems, means=means)
+        else:
+            problems, means = list(getattr(unfit, "problems", ())), "the former tokens stay in use"
+            event("tokens_file_unusable", level=ERROR, problems=problems, means=means)
 
 
 def reach_problems(bind: str, api_token: str, file: Path | None) -> list[str]:

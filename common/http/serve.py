@@ -194,20 +194,13 @@ def listen(bind: str, setting: str, near: int = 0) -> socket.socket:
     except OSError as unknown:
         raise StartRefused(f"{setting}: the host of {bind} cannot be found: {unknown.strerror}") from unknown
     # "localhost" is 127.0.0.1 to clients
-    family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
-    if host == "::" and not socket.has_dualstack_ipv6():  # all addresses of this machine, which has none of IPv6
-        family, address = socket.AF_INET, ("0.0.0.0", int(port))  # noqa: S104 - that was asked for
-    listener = socket.socket(family, kind, protocol)
+    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    is_any = host == "::"
+    if is_any and not socket.has_dualstack_ipv6():  # all addresses of this machine, which has none of IPv6
+        is_any, family, address = False, socket.AF_INET, ("0.0.0.0", int(port))  # noqa: S104 - that was asked for
     try:
-        if family == socket.AF_INET6:  # also where the system says otherwise
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the connections that it accepts have these too
-            listener.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _CLIENT_S, 0))
-        listener.bind(address)
-        listener.listen(1024)
+        listener = socket.create_server(address, family=family, backlog=1024, dualstack_ipv6=is_any)
     except OSError as refused:
-        listener.close()
         if near and refused.errno == errno.EADDRINUSE:
             return listen(f"{bind.rpartition(':')[0]}:{int(port) + 1}", setting, near - 1)
         reasons = {
@@ -217,6 +210,8 @@ def listen(bind: str, setting: str, near: int = 0) -> socket.socket:
         }
         reason = reasons.get(refused.errno or 0, f"cannot be used: {refused.strerror}")
         raise StartRefused(f"{setting}: {bind} {reason}") from refused
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the connections that it accepts have these too
+        listener.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _CLIENT_S, 0))
     return listener
 
 

@@ -3,6 +3,7 @@ connections."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import ssl
 import threading
@@ -54,18 +55,15 @@ class FileValue(Generic[T]):
             self._lock.release()
         return self._value
 
-    def _look(self) -> tuple[tuple[int, ...] | None, ...]:
-        return tuple(map(_state_of, self._files))
-
-
-def _state_of(file: Path) -> tuple[int, ...] | None:
-    """Return values that change when the file does; the inode's time also changes with its owner or mode, which may
-    make it readable at last."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    def _look(self) -> list[tuple[int, ...]]:
+        """Return values that change when a file does; the inode's time also changes with its owner or mode, which may
+        make it readable at last."""
+        seen = list[tuple[int, ...]]()
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                found = file.stat()
+                seen.append((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+        return seen
 
 
 class ServerTls(FileValue[ssl.SSLContext]):
@@ -90,9 +88,8 @@ class ServerTls(FileValue[ssl.SSLContext]):
     def _told(self, unfit: SettingsError | OSError | None) -> None:
         if unfit is None:
             event("certificate_reloaded", file=str(self.cert))
-            return
-        means = "the former certificate stays in use"
-        event("certificate_unusable", level=ERROR, why=str(unfit), means=means)
+        else:
+            event("certificate_unusable", level=ERROR, why=str(unfit), means="the former certificate stays in use")
 
 
 def server_tls(cert: Path | None, key: Path | None) -> ServerTls | None:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qs
 
 from flask import Blueprint, Response, g, request
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
@@ -27,15 +27,9 @@ from usher.common.http.auth import caller, must_be_for
 from usher.common.http.credentials import Role
 from usher.common.http.fields import PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
+from usher.common.protocol import registration
 from usher.common.protocol.message import LONGEST_NAME, LONGEST_TICKET, check_field_name
-from usher.common.protocol.registration import (
-    MOST_SLOTS,
-    NO_LOCK,
-    RETRYING_HEADER,
-    WINDOW_HEADER,
-    Registration,
-    name_of,
-)
+from usher.common.protocol.registration import MOST_SLOTS, NO_LOCK, Registration, name_of
 from usher.common.protocol.stream_id import is_id
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.runtime.service import Health, Service, judge
@@ -43,13 +37,7 @@ from usher.common.runtime.settings import ConsumerName, checked_by
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
 from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
-from usher.master.insight.status import (
-    LONGEST_VALUE,
-    ROWS,
-    MessageFields,
-    StatusReader,
-    SystemDiagnostics,
-)
+from usher.master.insight.status import LONGEST_VALUE, ROWS, MessageFields, StatusReader, SystemDiagnostics
 from usher.master.leader.elector import Lead
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.membership.registry import Membership, RegistrationResult
@@ -57,19 +45,7 @@ from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.operations.shelves import DelayedRow
 from usher.master.verbs import verbs
-from usher.master.verbs.verbs import (
-    VERBS,
-    Args,
-    BulkJobs,
-    DelayedAsk,
-    Given,
-    LetterAsk,
-    NewOrder,
-    OrderArgs,
-    Outcome,
-    Unfit,
-    Verb,
-)
+from usher.master.verbs.verbs import VERBS, Args, Given, Outcome, Verb
 from usher.master.verbs.view import View
 
 #: Seconds that a report waits for the dispatcher's next turn; then it is answered "not leader" and comes again.
@@ -82,8 +58,8 @@ class NotLeader(Problem):
     """``leader_url``: None when there is no leader at the moment."""
 
     def __init__(self, leader_url: str | None) -> None:
-        told: dict[str, Any] = {"headers": {"Retry-After": "1"}, "leader_url": leader_url}
-        super().__init__(503, "not_leader", "this master is a standby", **told)
+        why, again = "this master is a standby", {"Retry-After": "1"}
+        super().__init__(503, "not_leader", why, headers=again, leader_url=leader_url)
 
 
 class IncarnationFenced(Problem):
@@ -182,7 +158,7 @@ class Parts(View):
         super().__init__(*of_view)
         self.overview, self.diagnostics, self.ask_process = overview, diagnostics, ask_process
         overview.on_rest = self.status.forget
-        self.bulk = BulkJobs()
+        self.bulk = verbs.BulkJobs()
 
 
 # -- what a caller may see
@@ -231,8 +207,7 @@ REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
 #: The most messages of one report.
 MOST_MESSAGES = 1000
 _LARGEST_FENCE = 2**63 - 1
-_MINIMAL = "return=minimal"
-_TICKETS_PATH = b"/api/tickets/"
+_MINIMAL, _EVENT_STREAM = "return=minimal", "text/event-stream"
 TICKET_PROBLEMS = {404: "unknown_ticket", 422: "ticket ids have 1 to 256 bytes"}
 
 _MESSAGE_IDS = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20})*")
@@ -330,13 +305,13 @@ class _ActionsQuery(_Behind, _Page):
     pass
 
 
-class LetterQuery(_ActionsQuery, LetterAsk):
+class LetterQuery(_ActionsQuery, verbs.LetterAsk):
     """The query of a list, in which every value is text."""
 
     model_config = ConfigDict(strict=False)
 
 
-class _DelayedQuery(_Page, DelayedAsk):
+class _DelayedQuery(_Page, verbs.DelayedAsk):
     model_config = ConfigDict(strict=False)
 
     cursor: Annotated[str, Field(max_length=80)] | None = None
@@ -391,8 +366,8 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
         asked = _admitted(health_hosts)
         given = desk.register(asked)
         mine = given.registration
-        told = {"incarnation": mine.incarnation, "generation": mine.generation}
-        told |= {"lease_ms": given.lease_ms, "left_ms": given.left_ms}
+        told: dict[str, Any] = {"lease_ms": given.lease_ms, "left_ms": given.left_ms}
+        told |= {"incarnation": mine.incarnation, "generation": mine.generation}
         told |= {"ticket_window": desk.ticket_window, "leader_url": desk.leader_url}
         return answer(told, 201 if given.created else 200)
 
@@ -423,16 +398,17 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
     def acknowledge() -> Response:
         prefers = request.headers.get("Prefer", "").split(",")
         minimal = _MINIMAL in {one.partition(";")[0].strip().lower() for one in prefers}
-        told = request.headers.get(RETRYING_HEADER, "")
-        retrying = int(told) if told.isascii() and told.isdecimal() and len(told) < 7 else 0
+        retrying = request.headers.get(registration.RETRYING_HEADER, 0, int)
+        retrying = retrying if 0 <= retrying < 1_000_000 else 0
         report = read_report(read_body(request, ACKNOWLEDGE_BODY), not minimal, retrying)
         must_be_for(name_of(report.incarnation))
         results = desk.acknowledge(report)
         if not minimal:
             return answer({"results": results})
+        taken = Response(status=204, headers={"Preference-Applied": _MINIMAL})
         # The consumer reports again before half of what it may have is done, so that it need not wait for more.
-        window = {} if (messages := desk.window(report.incarnation)) is None else {WINDOW_HEADER: str(messages)}
-        taken = Response(status=204, headers={"Preference-Applied": _MINIMAL, **window})
+        if (messages := desk.window(report.incarnation)) is not None:
+            taken.headers[registration.WINDOW_HEADER] = str(messages)
         del taken.headers["Content-Type"]
         return taken
 
@@ -444,7 +420,8 @@ def looks(api: Blueprint) -> Callable[..., Callable[[_Look], _Look]]:
     def look(path: str, kind: Any, query: type[BaseModel] | None = None, **more: Any) -> Callable[[_Look], _Look]:
         def add(find: _Look) -> _Look:
             def answered(**places: str) -> Response:
-                return answer(find(*([] if query is None else [read_query(query)]), **places))
+                found = find(*([] if query is None else [read_query(query)]), **places)
+                return found if isinstance(found, Response) else answer(found)
 
             told = tells(" ".join((find.__doc__ or "").split()), {200: kind}, query=query, **more)
             api.add_url_rule(path, find.__name__, told(answered))
@@ -483,7 +460,7 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
     @look("/tickets/<rest:ticket_id>", verbs.TicketRow, problems=TICKET_PROBLEMS)
     def ticket(ticket_id: str) -> Any:
         """Show one ticket in processing."""
-        found = desk.ticket(read_ticket_id())
+        found = desk.ticket(fitting(ticket_id))
         if found is None:
             raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
         return seen(told([found])[0])
@@ -496,49 +473,36 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
 
 def _add_events(api: Blueprint, desk: Desk) -> None:
     """Server-sent events of a ticket, for as long as the client stays. Viewers get all but what messages say."""
+    look = looks(api)
 
-    @api.get("/tickets/<rest:ticket_id>/events")
-    @tells(
-        "The events of a ticket from now on, as server-sent events.",
-        {200: "text/event-stream"},
-        query=_Position,
-        problems=TICKET_PROBLEMS,
-    )
-    def follow(ticket_id: str) -> Response:
-        return _followed(desk, read_ticket_id(b"/events"))
+    @look("/tickets/<rest:ticket_id>/events", _EVENT_STREAM, _Position, problems=TICKET_PROBLEMS)
+    def follow(asked: _Position, ticket_id: str) -> Any:
+        """The events of a ticket from now on, as server-sent events."""
+        return followed(asked, fitting(ticket_id))
 
-    @api.get("/events")
-    @tells(
-        "The events of a ticket of any id: in a path, some ids may be taken for something else.",
-        {200: "text/event-stream"},
-        query=_FollowedTicket,
-    )
-    def follow_by_query() -> Response:
-        return _followed(desk, read_query(_FollowedTicket).id)
+    @look("/events", _EVENT_STREAM, _FollowedTicket)
+    def follow_by_query(asked: _FollowedTicket) -> Any:
+        """The events of a ticket of any id: in a path, some ids may be taken for something else."""
+        return followed(asked, asked.id)
 
-    @api.get("/messages/<rest:uid>/events")
-    @tells(
-        "What the handler of a message tells that was sent to be followed: progress, then result or failed.",
-        {200: "text/event-stream"},
-        role=Role.OPERATOR,
-    )
-    def follow_message(uid: str) -> Response:
-        asked, last = read_ticket_id(b"/events", b"/api/messages/"), request.headers.get("Last-Event-ID", "")
+    @look("/messages/<rest:uid>/events", _EVENT_STREAM, role=Role.OPERATOR)
+    def follow_message(uid: str) -> Any:
+        """What the handler of a message tells that was sent to be followed: progress, then result or failed."""
+        asked, last = fitting(uid), request.headers.get("Last-Event-ID", "")
         if request.method == "HEAD":
-            return Response(content_type="text/event-stream")
+            return Response(content_type=_EVENT_STREAM)
         return desk.feed.follow_message(caller(), asked, last if is_id(last) else "0").response
 
-
-def _followed(desk: Desk, asked: str) -> Response:
-    """Answer with events from the point where a broken subscription continues, if it says one, else from now on."""
-    given = request.headers.get("Last-Event-ID") or request.args.get("last_event_id")
-    try:
-        position = parse_position(given) if given else None
-    except ValueError as wrong:
-        raise unfit("last_event_id", wrong) from None
-    if request.method == "HEAD":
-        return Response(content_type="text/event-stream")
-    return desk.feed.follow(caller(), asked.encode(), position, sees_texts()).response
+    def followed(asked: _Position, ticket_id: str) -> Response:
+        """Answer with events from the point where a broken subscription continues, if it says one, else from now on."""
+        given = request.headers.get("Last-Event-ID") or asked.last_event_id
+        try:
+            position = parse_position(given) if given else None
+        except ValueError as wrong:
+            raise unfit("last_event_id", wrong) from None
+        if request.method == "HEAD":
+            return Response(content_type=_EVENT_STREAM)
+        return desk.feed.follow(caller(), ticket_id.encode(), position, sees_texts()).response
 
 
 def _admitted(health_hosts: HealthHosts) -> Registration:
@@ -576,16 +540,14 @@ def unfit(field: str, problem: object) -> Problem:
     return unprocessable([{"field": field, "problem": str(problem)}])
 
 
-def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:
-    """Return the ticket id of the path between ``at`` and ``behind``, from the bytes: Flask's own text has a question
-    mark where they are not UTF-8. Raises Problem 404, 422."""
-    path = request.environ["PATH_INFO"].encode("latin-1").removeprefix(at).removesuffix(behind)
-    if not 0 < len(path) <= LONGEST_TICKET:
-        raise unfit("ticket_id", f"must be text of 1 to {LONGEST_TICKET} bytes")
-    try:
-        ticket_id: str = path.decode()
+def fitting(ticket_id: str) -> str:
+    """Return the ticket id of a path. Raises Problem 404, 422."""
+    try:  # Flask's text has a question mark where the bytes of the path are not UTF-8
+        request.environ["PATH_INFO"].encode("latin-1").decode()
     except UnicodeDecodeError:
         raise Problem(404, "unknown_ticket", "ticket ids are UTF-8") from None
+    if len(ticket_id.encode()) > LONGEST_TICKET:
+        raise unfit("ticket_id", f"must be text of 1 to {LONGEST_TICKET} bytes")
     return ticket_id
 
 
@@ -605,7 +567,7 @@ def operator_routes(parts: Parts) -> Blueprint:
     @look("/tickets/<rest:ticket_id>/explain", verbs.Explanation, problems={422: TICKET_PROBLEMS[422]})
     def explain(ticket_id: str) -> Any:
         """The reason why a ticket waits, and until when."""
-        return seen(parts.explain(read_ticket_id(b"/explain")))
+        return seen(parts.explain(fitting(ticket_id)))
 
     @look("/explain", verbs.Explanation, TicketQuery)
     def explain_by_query(asked: TicketQuery) -> Any:
@@ -697,15 +659,12 @@ def shown(row: DelayedRow) -> dict[str, Any]:
 def find_messages(
     fields: MessageFields, field: str, value: bytes, cursor: str | None, most: int = ROWS
 ) -> dict[str, Any]:
-    wrong = []
     try:
         check_field_name(field)
-    except ValueError as why:
-        wrong.append({"field": "field", "problem": str(why)})
+    except ValueError as wrong:
+        raise unfit("field", wrong) from None
     if len(value) > LONGEST_VALUE:
-        wrong.append({"field": "value", "problem": f"at most {LONGEST_VALUE:,} bytes can be looked for"})
-    if wrong:
-        raise unprocessable(wrong)
+        raise unfit("value", f"at most {LONGEST_VALUE:,} bytes can be looked for")
     try:
         return fields.find(field, value, cursor, most)
     except ValueError:
@@ -714,11 +673,8 @@ def find_messages(
 
 def query_bytes(name: str) -> bytes:
     """Return a value of the query as it was sent: Flask's own text has a question mark for bytes that are not UTF-8."""
-    for part in request.query_string.split(b"&"):
-        key, _, value = part.replace(b"+", b" ").partition(b"=")
-        if unquote_to_bytes(key) == name.encode():
-            return unquote_to_bytes(value)
-    return b""
+    asked = parse_qs(request.query_string.decode("latin-1"), encoding="latin-1")
+    return asked.get(name, [""])[0].encode("latin-1")
 
 
 def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str, Any]:
@@ -767,14 +723,11 @@ def _add_order(api: Blueprint, parts: Parts, word: str) -> None:
     verb = VERBS["tickets order"]
 
     def view(ticket_id: str) -> Response:
-        about = {"ticket_id": read_ticket_id(f"/{word}".encode()), "order": word}
-        outcome = performed(parts, verb, NewOrder(**about, **read_json(OrderArgs, BODY).model_dump()))  # type: ignore[arg-type]
-        if outcome.problem:
-            raise Problem(outcome.status, outcome.problem, outcome.text)
-        return answer(outcome.document, outcome.status)
+        about = {"ticket_id": fitting(ticket_id), "order": word} | read_json(verbs.OrderArgs, BODY).model_dump()
+        return _answered(performed(parts, verb, verbs.NewOrder(**about)))
 
     told = VERBS[f"tickets {word}"].help
-    tells(told, verb.answers, problems=verb.problems, body=OrderArgs, role=Role.PRODUCER)(view)
+    tells(told, verb.answers, problems=verb.problems, body=verbs.OrderArgs, role=Role.PRODUCER)(view)
     api.add_url_rule(f"/tickets/<rest:ticket_id>/{word}", f"{word}_ticket", view, methods=["POST"])
 
 
@@ -784,21 +737,24 @@ def _add_verb(api: Blueprint, parts: Parts, verb: Verb) -> None:
 
     def view(**places: str) -> Response:
         args = read_query(verb.args) if is_query else read_json(verb.args, BODY)
-        outcome = performed(parts, verb, args, **places)
-        if outcome.problem:
-            raise Problem(outcome.status, outcome.problem, outcome.text)
-        return answer(outcome.document, outcome.status)
+        return _answered(performed(parts, verb, args, **places))
 
-    body, query = (None, verb.args) if is_query else (verb.args, None)
-    tells(verb.help, verb.answers, problems=verb.problems, body=body, query=query)(view)
+    asked: dict[str, Any] = {"query" if is_query else "body": verb.args}
+    tells(verb.help, verb.answers, problems=verb.problems, **asked)(view)
     api.add_url_rule(path, verb.name.replace(" ", "_"), view, methods=[method])
+
+
+def _answered(outcome: Outcome) -> Response:
+    if outcome.problem:
+        raise Problem(outcome.status, outcome.problem, outcome.text)
+    return answer(outcome.document, outcome.status)
 
 
 def performed(parts: Parts, verb: Verb, args: Args, /, **places: str) -> Outcome:
     """Do a verb for the caller of the current request. Raises Problem 409, 422."""
     try:
         return verb.perform(acting_in(parts, args.reason), args, **places)
-    except Unfit as wrong:
+    except verbs.Unfit as wrong:
         raise unfit(wrong.field, wrong) from None
     except TooManyRules as full:
         raise Problem(409, "too_many_rules", str(full)) from None
