@@ -29,7 +29,6 @@ from usher.master.insight.live import LiveOverview, TicketFeed
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
 from usher.master.insight.stats import BacklogWatch, lag_document
 from usher.master.insight.status import FIELDS_S, SystemDiagnostics
-from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import HealthHosts
 from usher.master.membership.registry import Membership, NameInUse, RegistrationOver
@@ -82,10 +81,9 @@ class HttpServices:
         metrics.add(MasterMetrics(parts.stats, all_services, leading.dispatcher, leading.health))
         metrics.add(AuditMetrics(parts.status.proofs))
         membership = Membership(self._kept(link("register")), keys, place.lease_ms)
-        window, look_now = TICKET_WINDOW, leading.roster.wake
-        desk = Desk(membership, parts.status, leading.dispatcher, lead, all_services, window, look_now, self._feed)
+        of_desk = lead, all_services, leading.roster.wake, self._feed, beside
+        desk, hosts = Desk(membership, parts.status, leading.dispatcher, *of_desk), hosts_of(settings)
         facts: dict[str, Any] = {"metrics": metrics, "draining": draining, "stalled": stalled}
-        hosts, desk.beside = hosts_of(settings), beside
         self.app = create_app(desk, doorman=doorman, health_hosts=place.hosts, hosts=hosts, parts=parts, **facts)
 
     def _make_parts(self, reads: SharedLink, trusted: str) -> Parts:

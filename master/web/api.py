@@ -39,8 +39,9 @@ from usher.master.dispatch.events import Report
 from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
 from usher.master.insight.status import LONGEST_VALUE, ROWS, MessageFields, StatusReader, SystemDiagnostics
 from usher.master.leader.elector import Lead
+from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
-from usher.master.membership.registry import Membership, RegistrationResult
+from usher.master.membership.registry import Membership
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.operations.shelves import DelayedRow
@@ -63,42 +64,29 @@ class NotLeader(Problem):
 
 
 class IncarnationFenced(Problem):
-    """The leader does not know this incarnation."""
-
     def __init__(self) -> None:
         super().__init__(409, "fenced", "this incarnation has ended; stop its work and register again")
 
 
 @dataclass
 class Desk:
-    """The master's side of what consumers ask. ``ticket_window``: most messages of one ticket that are handed over at a
-    time. ``look_now``: makes the leader look at the registry at once. ``beside``: of what else is in this process."""
+    """The master's side of what consumers ask. ``look_now``: makes the leader look at the registry at once. ``beside``:
+    of what else is in this process."""
 
     membership: Membership
     status: StatusReader
     dispatcher: Dispatcher
     lead: Lead
     services: Sequence[Service]
-    ticket_window: int
     look_now: Callable[[], None]
     feed: TicketFeed
     beside: Callable[[], Health] = lambda: Health(())
-
-    @property
-    def window(self) -> Callable[[str], int | None]:
-        return self.dispatcher.window
-
-    def register(self, asked: Registration) -> RegistrationResult:
-        """Raises NameInUse, RegistrationOver."""
-        registered = self.membership.register(asked)
-        self.look_now()
-        return registered
 
     def deregister(self, incarnation: str) -> bool:
         """Take a consumer's goodbye; False: the incarnation is unknown. Redis knows whether it has left; this only
         makes the leader look at once."""
         if not self.dispatcher.leads:
-            raise NotLeader(self.leader_url)
+            raise NotLeader(self.lead.leader_url)
         known = incarnation in self.dispatcher.board.consumers
         self.look_now()
         return known
@@ -111,12 +99,12 @@ class Desk:
         report is a hint, and losing one in a change of leader costs only speed."""
         known = not report.wants_answers and report.incarnation in self.dispatcher.board.consumers
         if not self.dispatcher.leads:
-            raise NotLeader(self.leader_url)
+            raise NotLeader(self.lead.leader_url)
         if self.dispatcher.post(report) < _MOST_UNREAD and known:
             return []
         report.answered.wait(_ANSWER_S)
         if report.answers is None:
-            raise NotLeader(self.leader_url)
+            raise NotLeader(self.lead.leader_url)
         if report.fenced:
             raise IncarnationFenced
         return report.answers
@@ -135,14 +123,10 @@ class Desk:
         own, other = judge(self.services, now_s()), self.beside()
         return Health((*own.reasons, *other.reasons), other.warnings)
 
-    @property
-    def leader_url(self) -> str | None:
-        return self.lead.leader_url
-
     def leading(self) -> dict[str, Any]:
         """From memory, so that health answers when Redis does not."""
         role = "leader" if self.dispatcher.leads else "standby"
-        return {"role": role, "leader": role == "leader", "leader_url": self.leader_url, "epoch": self.lead.epoch}
+        return {"role": role, "leader": role == "leader", "leader_url": self.lead.leader_url, "epoch": self.lead.epoch}
 
 
 class Parts(View):
@@ -213,19 +197,9 @@ TICKET_PROBLEMS = {404: "unknown_ticket", 422: "ticket ids have 1 to 256 bytes"}
 _MESSAGE_IDS = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20})*")
 
 
-_HealthUrl = Annotated[
-    str,
-    checked_by(host_of),
-    WithJsonSchema(
-        {
-            "type": "string",
-            "format": "uri",
-            "pattern": "^https?://",
-            "maxLength": 512,
-            "description": "Its host is in USHER_HEALTH_HOSTS.",
-        }
-    ),
-]
+_HEALTH_URL = {"type": "string", "format": "uri", "pattern": "^https?://", "maxLength": 512}
+_HEALTH_URL |= {"description": "Its host is in USHER_HEALTH_HOSTS."}
+_HealthUrl = Annotated[str, checked_by(host_of), WithJsonSchema(_HEALTH_URL)]
 _Uuid = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 _Lock = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,200}$")]
 _Incarnation = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}$")]
@@ -364,11 +338,12 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
     )
     def register() -> Response:
         asked = _admitted(health_hosts)
-        given = desk.register(asked)
+        given = desk.membership.register(asked)
+        desk.look_now()
         mine = given.registration
         told: dict[str, Any] = {"lease_ms": given.lease_ms, "left_ms": given.left_ms}
         told |= {"incarnation": mine.incarnation, "generation": mine.generation}
-        told |= {"ticket_window": desk.ticket_window, "leader_url": desk.leader_url}
+        told |= {"ticket_window": TICKET_WINDOW, "leader_url": desk.lead.leader_url}
         return answer(told, 201 if given.created else 200)
 
     @api.post("/consumers/deregister")
@@ -407,7 +382,7 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
             return answer({"results": results})
         taken = Response(status=204, headers={"Preference-Applied": _MINIMAL})
         # The consumer reports again before half of what it may have is done, so that it need not wait for more.
-        if (messages := desk.window(report.incarnation)) is not None:
+        if (messages := desk.dispatcher.window(report.incarnation)) is not None:
             taken.headers[registration.WINDOW_HEADER] = str(messages)
         del taken.headers["Content-Type"]
         return taken

@@ -625,13 +625,10 @@ def _common() -> dict[str, Any]:
     counts = {key: formatting.number(count) for key, count in counted.items()}
     is_ours, said = _SAID.loads_unsafe(request.args.get("said", ""))
     return {
-        "role": role.value,
-        "who": getattr(g, "who", ""),
         "may_look": may_look,
         "may_act": role.may(Role.OPERATOR),
         "shown_names": parts.fields.names if role.may(Role.OPERATOR) else (),
         "signed_in": may_look and bool(csrf_token()) and doorman().asks,
-        "signed_on": g.get("signed_on", ""),
         "nav": [(group, [(*page, counts.get(key, "")) for *page, key in some]) for group, some in _NAV.items()],
         "troubles": number_of,
         "pulse": pulse,
