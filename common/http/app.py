@@ -205,8 +205,7 @@ def read_body(asked: Request, limit: int) -> bytes:
 
 
 def read_json(kind: type[T], limit: int) -> T:
-    """Read the JSON document in the body of this request, of at most ``limit`` bytes, as a model or a TypedDict.
-    Raises Problem: those of ``read_body`` and of ``parse_json``."""
+    """Read the JSON document of this request. Raises Problem: those of ``read_body`` and of ``parse_json``."""
     return parse_json(kind, read_body(request, limit))
 
 

@@ -68,7 +68,6 @@ def doorman() -> Doorman:
 
 
 def csrf_token() -> str:
-    """Return the token that forms and scripts of a page send back (see above); empty without a session or sign-on."""
     return doorman().csrf_token()
 
 
@@ -78,7 +77,6 @@ def caller() -> str:
 
 
 def must_be_for(consumer: str) -> None:
-    """Raise Problem 403 unless the caller may speak for the consumer of that name."""
     if not g.identity.is_for(consumer):
         raise Problem(403, "not_your_name", "this token is for another consumer")
 

@@ -115,8 +115,7 @@ class Credentials:
         return [identity for identity in self.known.get().values() if identity.name.startswith(MARK)]
 
     def seal(self, text: str) -> str:
-        """Return the seal that stands for a token's hash in memory and in cookies; the hash alone is not enough to make
-        it."""
+        """Return what stands for a token's hash in memory and in cookies; the hash alone is not enough to make it."""
         return hmac.new(self.key, text.encode(), "sha256").hexdigest()
 
     def person(self, name: str) -> Identity:
@@ -138,8 +137,7 @@ class Credentials:
 
 
 def reach_problems(bind: str, api_token: str, file: Path | None) -> list[str]:
-    """Return what is wrong with the tokens if others can reach the address, and no token is required, or one that is
-    easily guessed."""
+    """Return what is wrong if others can reach the address, and need no token, or one that is easily guessed."""
     if is_loopback(bind):
         return []
     if 0 < len(api_token) < SHORTEST_TOKEN:

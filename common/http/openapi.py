@@ -81,8 +81,7 @@ class Operation:
 
 
 def tells(summary: str, answers: Mapping[int, Any], *, role: Role | None = None, **more: Any) -> Callable[[View], View]:
-    """Decorate a view with its ``Operation``. ``role``: see ``usher.common.http.auth``; None: viewer for GET, operator
-    for changes."""
+    """Decorate a view with its ``Operation``. ``role``: None: viewer for GET, operator for changes."""
 
     def mark(view: View) -> View:
         view.usher_operation = Operation(summary, answers, **more)  # type: ignore[attr-defined]
@@ -102,8 +101,7 @@ def add_document(app: Flask, title: str) -> None:
 
 
 def document(app: Flask, title: str) -> dict[str, Any]:
-    """Return the OpenAPI document of all routes below ``/api``, and of others that are described. Raises TypeError for
-    a route below ``/api`` without a description."""
+    """Return the OpenAPI document of all described routes. Raises TypeError for one below ``/api`` that is not."""
     routes = list(_routes(app))
     kinds: dict[_Kind, None] = {(_Problem, "serialization"): None}
     kinds |= {kind: None for _, _, operation in routes for kind in operation.kinds if kind[0] is not None}

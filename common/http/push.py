@@ -25,8 +25,8 @@ _MOST_BYTES = 262_144
 
 
 class LiveStream:
-    """An answer that goes on. ``send`` and ``close`` may be called from any thread. ``unwritten``: bytes that were sent
-    and are not written yet. On the thread that answers, ``on_written`` is called whenever nothing waits any more."""
+    """An answer that goes on. ``send`` and ``close`` may be called from any thread. ``unwritten``: bytes that wait for
+    the thread that answers, on which ``on_written`` is called whenever nothing waits any more."""
 
     response: Response
 
@@ -34,7 +34,6 @@ class LiveStream:
         self._on_written = on_written
         self._fresh = threading.Condition()
         self._waiting: deque[bytes] = deque()
-        self._being_written = 0
         self.unwritten = 0
         self.closed = False
 
@@ -45,7 +44,7 @@ class LiveStream:
             self._waiting.append(data)
             self.unwritten += len(data)
             # The first alone may be larger, and would be so again for who comes back for it.
-            if self.unwritten - self._being_written - len(self._waiting[0]) > _MOST_BYTES:
+            if self.unwritten - len(self._waiting[0]) > _MOST_BYTES:
                 event("reader_too_slow", level=WARNING)
                 self._waiting.clear()
                 self.closed = True
@@ -66,13 +65,10 @@ class LiveStream:
                     self._fresh.wait(_LOOK_S)
                 data = b"".join(self._waiting)
                 self._waiting.clear()
-                self._being_written = len(data)
+                self.unwritten = 0
             if data:
                 yield data
                 idle_since_s = now_s()
-                with self._fresh:
-                    self.unwritten -= self._being_written
-                    self._being_written = 0
                 if not self.unwritten:
                     self._on_written()
             elif self.closed or poll.poll(0):

@@ -180,8 +180,7 @@ def url_of(host: str, port: int, tls: bool) -> str:
 
 
 def check_address(bind: str, setting: str) -> None:
-    """Raise StartRefused, naming ``setting``, unless ``bind`` (``host:port``) can be listened at. Port 0 is always
-    free."""
+    """Raise StartRefused, naming ``setting``, unless ``bind`` can be listened at. Port 0 is always free."""
     listen(bind, setting).close()
 
 

@@ -4,20 +4,18 @@ readers; and who may come in, by the settings: tokens, proxies, host names."""
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from flask import Flask, Response
+from flask import Flask
 
 from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import DoctorFinding, DoctorSeverity
 from usher.common.http import app as web
-from usher.common.http.app import Problem, answer_problem
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Role
-from usher.common.http.openapi import add_document, tells
+from usher.common.http.openapi import add_document
 from usher.common.http.proxies import parse_networks
 from usher.common.http.push import LiveStreams
 from usher.common.observability.metrics import Metrics
@@ -27,15 +25,14 @@ from usher.common.runtime.settings import is_loopback
 from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.insight.live import LiveOverview, TicketFeed
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
-from usher.master.insight.stats import BacklogWatch, lag_document
+from usher.master.insight.stats import BacklogWatch
 from usher.master.insight.status import FIELDS_S, SystemDiagnostics
 from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import HealthHosts
-from usher.master.membership.registry import Membership, NameInUse, RegistrationOver
+from usher.master.membership.registry import Membership
 from usher.master.operations.trimming import retention_of
 from usher.master.policy.rates import BacklogLimits
 from usher.master.settings import MasterSettings
-from usher.master.verbs.verbs import Lag
 from usher.master.web.api import REGISTER_BODY, Desk, Parts, operator_routes, routes
 from usher.master.web.pages.site import add_pages
 
@@ -126,31 +123,11 @@ def create_app(
     if parts is not None:
         app.register_blueprint(operator_routes(parts))
         add_pages(app, parts)
-
-        @app.get("/api/lag")
-        @tells("Plain numbers for autoscalers, such as KEDA's metrics-api scaler.", {200: Lag})
-        def lag() -> Response:
-            return web.answer(lag_document(parts.stats.read()))
-
     if metrics is not None:
         web.add_metrics(app, metrics)
     web.add_health(app, desk.health, desk.leading, draining, stalled)
     add_document(app, "Usher: a master")
-    _add_errors(app)
     return app
-
-
-def _add_errors(app: Flask) -> None:
-    @app.errorhandler(NameInUse)
-    def name_in_use(held: NameInUse) -> Response:
-        retry_after = {"Retry-After": str(max(1, math.ceil(held.retry_after_ms / 1000)))}
-        return answer_problem(Problem(409, "name_in_use", str(held), headers=retry_after))
-
-    @app.errorhandler(RegistrationOver)
-    def registration_over(_over: RegistrationOver) -> Response:
-        return answer_problem(
-            Problem(410, "registration_over", "the registration under this uuid has ended; register under a new one")
-        )
 
 
 def sign_on(settings: MasterSettings, credentials: Credentials) -> str:

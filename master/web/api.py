@@ -9,6 +9,7 @@ by the former ones; ``handed_over`` messages had been before, and run to their e
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from collections.abc import Callable, Sequence
@@ -37,11 +38,12 @@ from usher.common.runtime.settings import ConsumerName, checked_by
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
 from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
+from usher.master.insight.stats import lag_document
 from usher.master.insight.status import LONGEST_VALUE, ROWS, MessageFields, StatusReader, SystemDiagnostics
 from usher.master.leader.elector import Lead
 from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
-from usher.master.membership.registry import Membership
+from usher.master.membership.registry import Membership, NameInUse, RegistrationOver, RegistrationResult
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.operations.shelves import DelayedRow
@@ -280,9 +282,7 @@ class _ActionsQuery(_Behind, _Page):
 
 
 class LetterQuery(_ActionsQuery, verbs.LetterAsk):
-    """The query of a list, in which every value is text."""
-
-    model_config = ConfigDict(strict=False)
+    model_config = ConfigDict(strict=False)  # every value is text
 
 
 class _DelayedQuery(_Page, verbs.DelayedAsk):
@@ -312,7 +312,7 @@ class _Position(_Query):
 
 
 class _FollowedTicket(_Position, TicketQuery):
-    """A ticket, and the point from which to follow it."""
+    pass
 
 
 def routes(desk: Desk, health_hosts: HealthHosts, fields: MessageFields | None = None) -> Blueprint:
@@ -337,9 +337,7 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
         },
     )
     def register() -> Response:
-        asked = _admitted(health_hosts)
-        given = desk.membership.register(asked)
-        desk.look_now()
+        given = _registered(desk, _admitted(health_hosts))
         mine = given.registration
         told: dict[str, Any] = {"lease_ms": given.lease_ms, "left_ms": given.left_ms}
         told |= {"incarnation": mine.incarnation, "generation": mine.generation}
@@ -389,8 +387,7 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
 
 
 def looks(api: Blueprint) -> Callable[..., Callable[[_Look], _Look]]:
-    """Return a decorator for functions that answer a GET: of what the query asks, if there is one, and the places in
-    the path; their documentation is the route's."""
+    """Return a decorator for functions that answer a GET, of what the query asks and the places in the path."""
 
     def look(path: str, kind: Any, query: type[BaseModel] | None = None, **more: Any) -> Callable[[_Look], _Look]:
         def add(find: _Look) -> _Look:
@@ -497,8 +494,21 @@ def _admitted(health_hosts: HealthHosts) -> Registration:
     return Registration(asked.name, *of_start)
 
 
+def _registered(desk: Desk, asked: Registration) -> RegistrationResult:
+    try:
+        given = desk.membership.register(asked)
+    except NameInUse as held:
+        later = {"Retry-After": str(max(1, math.ceil(held.retry_after_ms / 1000)))}
+        raise Problem(409, "name_in_use", str(held), headers=later) from None
+    except RegistrationOver:
+        why = "the registration under this uuid has ended; register under a new one"
+        raise Problem(410, "registration_over", why) from None
+    desk.look_now()
+    return given
+
+
 def read_report(body: bytes, wants_answers: bool = True, retrying: int = 0) -> Report:
-    """Return the report in the body of acknowledge. Raises Problem 400, 422."""
+    """Raises Problem 400, 422."""
     report = parse_json(ReportBody, body)
     items = [(item["ticket_id"], item["message_ids"]) for item in report["tickets"]]
     ids = [one for _, some in items for one in some]
@@ -548,6 +558,11 @@ def operator_routes(parts: Parts) -> Blueprint:
     def explain_by_query(asked: TicketQuery) -> Any:
         """The explanation of a ticket of any id: in a path, some ids may be taken for something else."""
         return seen(parts.explain(asked.id))
+
+    @look("/lag", verbs.Lag)
+    def lag() -> Any:
+        """Plain numbers for autoscalers, such as KEDA's metrics-api scaler."""
+        return lag_document(parts.stats.read())
 
     @look("/rules", verbs.Rules)
     def rules() -> Any:
@@ -612,8 +627,7 @@ def _add_shelves(api: Blueprint, parts: Parts) -> None:
 
     @look("/messages/<stream_id:message_id>", verbs.MessageShown, _Behind, problems={404: "unknown_message"})
     def show(asked: _Behind, message_id: str) -> Any:
-        """Tell what is known of a message: where it is, its executions, error and dead letter; for operators what it
-        says."""
+        """Tell where a message is, its executions, error and dead letter; for operators what it says."""
         facts = message_facts(parts, message_id, asked.cursor)
         runs = [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in facts["executions"]]
         return {name: facts[name] for name in verbs.MessageShown.__annotations__} | {"executions": runs}
@@ -682,8 +696,7 @@ def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str,
 
 
 def _now(parts: Parts, ticket_id: str, message_id: str) -> dict[str, Any]:
-    """Return what the explanation of its ticket says of an unfinished message, and the ticket's state; without a
-    ``row`` it is done, or was given up."""
+    """Return what its ticket's explanation says of an unfinished message; without a ``row`` it is done, or given up."""
     try:
         explained = parts.explain(ticket_id)
     except ValueError:
@@ -736,6 +749,5 @@ def performed(parts: Parts, verb: Verb, args: Args, /, **places: str) -> Outcome
 
 
 def acting_in(parts: Parts, reason: str = "") -> Parts:
-    """Return what verbs act with for the sender of this request: the authenticated credential, as the guard of the
-    application has put it into ``flask.g.who``."""
+    """Return what verbs act with for the sender of this request."""
     return parts.acting(By(str(g.get("who", "operator")), "http", reason))

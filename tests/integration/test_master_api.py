@@ -26,7 +26,6 @@ from usher.common.protocol.registration import Registration
 from usher.common.runtime.service import Health
 from usher.master.assembly.facing import create_app
 from usher.master.dispatch.events import Report
-from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.health_url import parse_hosts
 from usher.master.membership.registry import NameInUse, RegistrationOver, RegistrationResult
 from usher.master.web.api import IncarnationFenced
@@ -39,13 +38,11 @@ _LEADER = "http://127.0.0.1:8701"
 class Desk:
     """A master whose answers the tests choose by name."""
 
-    leader_url = _LEADER
+    leader_url, look_now = _LEADER, staticmethod(lambda: None)
 
     def __init__(self, how: dict[str, Any]) -> None:
         self._how = how
         self.status = self.membership = self.dispatcher = self.lead = self
-
-    def look_now(self) -> None: ...
 
     def _trouble(self, name: str) -> None:
         if name.startswith("redis-away"):
@@ -187,7 +184,7 @@ def test_a_new_registration_is_201(master: Running) -> None:
         "generation": 7,
         "lease_ms": 10_000,
         "left_ms": 9_000,
-        "ticket_window": TICKET_WINDOW,
+        "ticket_window": 1024,
         "leader_url": _LEADER,
     }
     assert answered.json() == given

@@ -73,8 +73,7 @@ def asked_place(name: str, fits: Callable[[str], object] = is_id) -> str:
 
 
 def read_why() -> str:
-    """Return the reason that a form gives. Raises Problem 422, as the same over JSON does; so read it before anything
-    is done."""
+    """Raises Problem 422, so read it before anything is done."""
     return read_model(verbs.Args, {"reason": request.form.get("why", "").strip()[:LONGEST_REASON]}).reason
 
 
@@ -499,8 +498,7 @@ def _chosen_ids() -> list[str]:
 
 
 def _due_ms() -> int:
-    """Return the time to which messages are to be moved; without scripts, its form gives it in UTC. Raises Problem 422,
-    with a sentence."""
+    """Return the time to which messages are to be moved; without scripts its form gives it in UTC."""
     given, text = request.form.get("due_ms", ""), request.form.get("at", "").strip()
     if not (given or text):
         raise refused("say when they are to be sent: give a time beside the button")
