@@ -8,7 +8,7 @@ import click
 from pydantic import AfterValidator, Field
 
 from usher.common.base.durations import duration_s
-from usher.common.http.proxies import parse_networks
+from usher.common.http.credentials import parse_networks
 from usher.common.runtime.settings import Address, CommonSettings, HttpUrl, MaybeAddress, checked_by
 
 

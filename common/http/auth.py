@@ -12,33 +12,40 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import math
+import re
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from flask import Flask, Request, current_app, g, redirect, request, session
 from flask.sessions import SecureCookieSessionInterface
+from werkzeug.middleware.proxy_fix import ProxyFix
 from werkzeug.wrappers import Response as AnyResponse
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import WARNING, event
-from usher.common.http.credentials import NOBODY_ASKED, PERSON, STRANGER, Credentials, Identity, Role, digest_of
+from usher.common.http.credentials import NOBODY_ASKED, PERSON, STRANGER, Credentials, Identity, Network, Role
 from usher.common.http.problem import Problem
-from usher.common.http.proxies import FROM_PROXY, Network, behind_proxies, neighbours
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 CSRF_FIELD, CSRF_HEADER = "csrf_token", "X-CSRF-Token"
 SESSION_S = 12 * 3600
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 _FORM = "application/x-www-form-urlencoded"
+#: In the environ of a request that came through a named proxy; and what may be its prefix.
+_FROM_PROXY, _PREFIX = "usher.from_proxy", re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 _UNFIT = "the proxy's header holds no name of 1 to 128 visible ASCII characters without a comma, or came twice"
 _UNHEARD = "from this address came too many wrong tokens; this one was not looked at, right or wrong"
 _NOT_ADMITTED = "the proxy has signed you on, but USHER_TOKENS_FILE has no `sign-on` line with the name it gives"
@@ -202,7 +209,7 @@ class Doorman:
             return False
         session.clear()
         session.permanent = True
-        session.update(seal=self._credentials.seal(digest_of(token)), id=secrets.token_urlsafe(12))
+        session.update(seal=self._credentials.seal_token(token), id=secrets.token_urlsafe(12))
         return True
 
     def sign_out(self) -> None:
@@ -239,7 +246,7 @@ class Doorman:
 
     def _of_proxy(self, asked: Request) -> Identity | None:
         name: str | None = asked.environ.get(self._header)
-        if name is None or FROM_PROXY not in asked.environ or not self._credentials.people:
+        if name is None or _FROM_PROXY not in asked.environ or not self._credentials.people:
             return None
         if not PERSON.fullmatch(name):
             self._note_wrong("sign-on header")
@@ -253,7 +260,7 @@ class Doorman:
     def _find(self, token: str, place: str, least: Role = Role.ANYBODY) -> Identity | None:
         """Return the identity of a token that was sent; None if it is wrong, or may not ``least``. Raises Problem 429
         when it was not looked up: its address has sent too many wrong ones."""
-        seal = self._credentials.seal(digest_of(token))
+        seal = self._credentials.seal_token(token)
         if wait_s := self.guesses.wait_s(g.address, seal):
             raise Problem(429, "too_many_wrong_tokens", _UNHEARD, headers={"Retry-After": str(math.ceil(wait_s))})
         if (found := self._credentials.known.get().get(seal)) is None or not found.role.may(least):
@@ -313,3 +320,48 @@ def _from_elsewhere(asked: Request) -> bool:
         return site not in ("same-origin", "none")
     origin = asked.headers.get("Origin")
     return origin is not None and urlsplit(origin).netloc.lower() != asked.headers.get("Host", "").lower()
+
+
+def is_within(text: str, networks: Sequence[Network]) -> bool:
+    """Return True if the text is an address of one of these networks, or such a one of IPv4 written as IPv6."""
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    address = (found.ipv4_mapped or found) if found.version == 6 else found
+    return any(address in network for network in networks)
+
+
+def neighbours(text: str) -> str:
+    """Return what stands for an address where addresses are counted: whoever has one of IPv6 has all of its /64.
+
+    >>> neighbours("2001:db8::1:2:3"), neighbours("::ffff:10.0.0.1"), neighbours("10.0.0.1"), neighbours("")
+    ('2001:db8::/64', '10.0.0.1', '10.0.0.1', '')
+    """
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return text
+    if found.version == 4 or found.ipv4_mapped:
+        return str(found if found.version == 4 else found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False))
+
+
+def behind_proxies(app: WSGIApplication, proxies: Sequence[Network]) -> WSGIApplication:
+    """Trust these proxies by their addresses: what they say of a request's address, host, scheme and path is taken for
+    the request's own, and what anybody else says of these is left alone. A prefix (``X-Forwarded-Prefix: /ops/usher``)
+    is taken off what is asked, if the proxy has left it on, and stands before every link, redirect and cookie path."""
+    fixed = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
+
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[Any]:
+        if not is_within(environ.get("REMOTE_ADDR", ""), proxies):
+            return app(environ, start_response)
+        environ[_FROM_PROXY] = True
+        prefix, path = environ.pop("HTTP_X_FORWARDED_PREFIX", "").rstrip("/"), environ["PATH_INFO"]
+        if _PREFIX.fullmatch(prefix):
+            environ["HTTP_X_FORWARDED_PREFIX"] = prefix
+            if path == prefix or path.startswith(f"{prefix}/"):
+                environ["PATH_INFO"] = path[len(prefix) :] or "/"
+        return fixed(environ, start_response)
+
+    return application

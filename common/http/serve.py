@@ -39,6 +39,7 @@ import resource
 import selectors
 import signal
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -54,9 +55,9 @@ from gunicorn.workers.workertmp import WorkerTmp
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import CHANCE
-from usher.common.base.errors import StartRefused, UsherError
+from usher.common.base.errors import SettingsError, StartRefused, UsherError
 from usher.common.base.log import CRITICAL, DEBUG, ERROR, WARNING, event, flush
-from usher.common.http.tls import ServerTls
+from usher.common.http.credentials import FileValue
 from usher.common.runtime.fork_guard import end_children_by, try_for
 from usher.common.runtime.memory import oom_kills
 from usher.common.runtime.service import Service, ServiceEnded
@@ -477,6 +478,36 @@ class _Log:
     def _nothing(self, *_args: Any, **_more: Any) -> None: ...
 
     debug = setup = access = reopen_files = close_on_exec = _nothing
+
+
+class ServerTls(FileValue[ssl.SSLContext]):
+    """The context for new connections of a server: a certificate chain and its key, in PEM."""
+
+    def __init__(self, cert: Path, key: Path | None) -> None:
+        self.cert, self._key = cert.expanduser(), (key or cert).expanduser()
+        super().__init__((self.cert, self._key), self._load, self._told)
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.cert, self._key)
+        except (OSError, ssl.SSLError) as problem:
+            why = problem.strerror or type(problem).__name__
+            raise SettingsError(
+                [f"USHER_TLS_CERT, USHER_TLS_KEY: {self.cert} and {self._key} cannot be used: {why}"]
+            ) from None
+        return context
+
+    def _told(self, unfit: SettingsError | OSError | None) -> None:
+        if unfit is None:
+            event("certificate_reloaded", file=str(self.cert))
+        else:
+            event("certificate_unusable", level=ERROR, why=str(unfit), means="the former certificate stays in use")
+
+
+def server_tls(cert: Path | None, key: Path | None) -> ServerTls | None:
+    return None if cert is None else ServerTls(cert, key)
 
 
 class _Drain(Service):

@@ -14,9 +14,8 @@ from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import DoctorFinding, DoctorSeverity
 from usher.common.http import app as web
 from usher.common.http.auth import Doorman
-from usher.common.http.credentials import Credentials, Role
+from usher.common.http.credentials import Credentials, Role, parse_networks
 from usher.common.http.openapi import add_document
-from usher.common.http.proxies import parse_networks
 from usher.common.http.push import LiveStreams
 from usher.common.observability.metrics import Metrics
 from usher.common.redis.client import SharedLink
