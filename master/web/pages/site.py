@@ -59,12 +59,6 @@ def asked_of(ask: type[T], given: Mapping[str, str]) -> T:
     return read_model(ask, {name: text for name in ask.model_fields if (text := given.get(name, ""))}, False)
 
 
-def asked_sort(given: Mapping[str, str]) -> str:
-    if (sort := given.get("sort", "")) not in ("", *ORDERS):
-        raise refused(f"sort is one of {', '.join(ORDERS)}")
-    return sort
-
-
 def asked_place(name: str, fits: Callable[[str], object] = is_id) -> str:
     """Return the place at which a page begins, "" for the first one. Raises Problem 422."""
     if (place := request.args.get(name, "")) and not fits(place):
@@ -75,13 +69,6 @@ def asked_place(name: str, fits: Callable[[str], object] = is_id) -> str:
 def read_why() -> str:
     """Raises Problem 422, so read it before anything is done."""
     return read_model(verbs.Args, {"reason": request.form.get("why", "").strip()[:LONGEST_REASON]}).reason
-
-
-def read_form_text(name: str, most: int) -> str:
-    value = request.form.get(name, "")
-    if not 0 < len(value) <= most:
-        raise refused(f"{name} must be text of 1 to {most} characters")
-    return value
 
 
 def refused(why: str) -> Problem:
@@ -168,7 +155,9 @@ def tickets() -> str:
     cursor = asked_place("cursor", _NUMBER.fullmatch) or "0"
     if asked:
         return _search(asked, cursor, _by_field())
-    given, sort = asked_of(verbs.TicketAsk, request.args), asked_sort(request.args)
+    given, sort = asked_of(verbs.TicketAsk, request.args), request.args.get("sort", "")
+    if sort not in ("", *ORDERS):
+        raise refused(f"sort is one of {', '.join(ORDERS)}")
     if given.given or sort:
         found = parts.status.find(given.meant(api.sees_texts()), sort or "age", _ROWS, _FIND_S)
         facts = found | {"rows": _told(found["rows"]), "told": given.told("all tickets")}
@@ -451,7 +440,9 @@ def _add_form(app: Flask, verb: verbs.Verb) -> None:
         if given.get("ids") == []:
             return go(back, "Nothing was chosen")
         args = read_model(verb.args, given, strict=False)
-        places = {name: read_form_text(name, 64) for name in verb.places}
+        places = {name: form.get(name, "") for name in verb.places}
+        if not all(places.values()):
+            raise refused(f"the form must have {', '.join(places)}")
         outcome = api.performed(parts, verb, args, **places)
         return go(formatting.ticket_url(given["ticket_id"]) if "ticket_id" in given else back, outcome.text)
 
@@ -585,23 +576,13 @@ def file(name: str) -> Response:
     return send_from_directory(Path(__file__).parent / "static", name)  # by its digest, browsers know one again
 
 
-@pages.get(_LOGIN)
-@needs(Role.ANYBODY)
-def show_login() -> AnyResponse | str:
-    wanted = local_path(request.args.get("next", "/"))
-    if not doorman().asks:
-        return redirect(wanted, 303)
-    return framed("layout/login.html", "login", title="Sign in", next=wanted)
-
-
-@pages.post(_LOGIN)
+@pages.route(_LOGIN, methods=["GET", "POST"])
 @needs(Role.ANYBODY)
 def login() -> AnyResponse | tuple[str, int]:
-    form = request.form
-    wanted = local_path(form.get("next", "/"))
-    if not doorman().sign_in(form.get("token", "")):
-        return framed("layout/login.html", "login", title="Sign in", next=wanted, wrong=True), 403
-    return redirect(wanted, 303)
+    wanted, is_sent = local_path(request.values.get("next", "/")), request.method == "POST"
+    if not doorman().asks or (is_sent and doorman().sign_in(request.form.get("token", ""))):
+        return redirect(wanted, 303)
+    return framed("layout/login.html", "login", title="Sign in", next=wanted, wrong=is_sent), 403 if is_sent else 200
 
 
 @pages.post("/logout")
