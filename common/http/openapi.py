@@ -11,6 +11,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from flask import Flask, Response, request
@@ -28,26 +29,9 @@ _VERSION = "3.1.0"
 _PARAMETER = re.compile(r"<(?:([^<>:]+):)?([^<>]+)>")
 _REFERENCES = "#/components/schemas/{model}"
 #: Errors of any route; below, those of routes with a body, and those of routes that require a token.
-_ALWAYS = {
-    400: "the request is not proper HTTP or JSON",
-    406: "answers are JSON",
-    414: "path and query too long",
-    421: "not a host name of this service",
-    429: "too many requests; Retry-After",
-    431: "headers too large",
-    500: "a bug; the log has the request id",
-    503: "not now; Retry-After",
-}
-_OF_BODIES = {
-    408: "the body came too slowly",
-    411: "no length",
-    413: "too large",
-    415: "not JSON in UTF-8",
-    422: "fields that cannot be used",
-}
-_OF_TOKENS = {401: "no token, or an unknown one", 403: "the token does not allow this"}
-
-_SHARED = _ALWAYS | _OF_BODIES | _OF_TOKENS
+_ALWAYS = (400, 406, 414, 421, 429, 431, 500, 503)
+_OF_BODIES, _OF_TOKENS = (408, 411, 413, 415, 422), (401, 403)
+_SHARED = {status: HTTPStatus(status).phrase for status in sorted(_ALWAYS + _OF_BODIES + _OF_TOKENS)}
 
 View = TypeVar("View", bound=Callable[..., Any])
 #: A type, and whether it is read or written: its schema may differ.
@@ -122,7 +106,7 @@ def document(app: Flask, title: str) -> dict[str, Any]:
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": shared["$defs"],
-            "responses": {str(status): {"description": said, **problem} for status, said in sorted(_SHARED.items())},
+            "responses": {str(status): {"description": said, **problem} for status, said in _SHARED.items()},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -141,8 +125,8 @@ def _routes(app: Flask) -> Iterator[tuple[Rule, str, Operation]]:
 def _operation(
     operation: Operation, schemas: Mapping[_Kind, Any], rule: Rule, role: Role, problem: Mapping[str, Any]
 ) -> dict[str, Any]:
-    shared = {**_ALWAYS, **(_OF_BODIES if operation.body else {}), **(_OF_TOKENS if role is not Role.ANYBODY else {})}
-    shared |= {422: ""} if operation.query is not None else {}
+    shared = [*_ALWAYS, *(_OF_BODIES if operation.body else ()), *(_OF_TOKENS if role is not Role.ANYBODY else ())]
+    shared += [422] if operation.query is not None else []
     responses: dict[str, Any] = {str(status): {"$ref": f"#/components/responses/{status}"} for status in shared}
     responses |= {str(status): {"description": said, **problem} for status, said in operation.problems.items()}
     for status, kind in operation.answers.items():
