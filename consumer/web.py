@@ -8,7 +8,6 @@ import re
 import socket
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import psutil
 from flask import Flask, Response, request
@@ -39,11 +38,9 @@ _MOST, _MOST_STACKS, _DEEPEST, _LONGEST = 200, 20, 8, 100
 def create_app(program: ConsumerProgram) -> Flask:
     """Make the application. No answer has a secret, nor anything of what messages contain; so none needs a token."""
     settings = program.settings
-    # A page of somewhere else can make a name of its own lead here (DNS rebinding), but no address.
-    own = (settings.bind.rpartition(":")[0].strip("[]"), urlsplit(settings.advertise_url).hostname or "", "localhost")
-    hosts = filter(None, (web.ANY_ADDRESS, *own, *(host.strip() for host in settings.hosts.split(","))))
+    hosts = web.own_hosts(settings.bind, settings.advertise_url, settings.hosts)
     doorman = Doorman(Credentials(settings.api_token, settings.tokens_file))
-    app = web.create_app(__name__, doorman, max_body=0, hosts=tuple(hosts))
+    app = web.create_app(__name__, doorman, max_body=0, hosts=hosts)
     web.add_health(app, program.health, program.facts, lambda: program.stopped, lambda: program.liveness().stalled)
     web.add_metrics(app, program.metrics)
 

@@ -83,7 +83,7 @@ class MasterSettings(CommonSettings):
         "",
         description=(
             "Host names and addresses that requests may name, comma separated. Empty: any where tokens are asked"
-            " for, else those of this machine (on loopback)."
+            " for, else any address, localhost and its own names (on loopback)."
         ),
     )
 

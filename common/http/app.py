@@ -95,6 +95,13 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
     return app
 
 
+def own_hosts(bind: str, advertise_url: str = "", more: str = "") -> list[str]:
+    """Return the hosts that requests may name where no token is asked for: a page of somewhere else can make a name of
+    its own lead here (DNS rebinding), but no address. ``more``: comma separated."""
+    own = (bind.rpartition(":")[0], urlsplit(advertise_url).hostname or "", "localhost", *more.split(","))
+    return [ANY_ADDRESS, *filter(None, (host.strip().strip("[]") for host in own))]
+
+
 class _State(TypedDict):
     """An answer about health, with further facts about the program. ``reasons`` of what fails; ``warnings`` want a
     look, and are missing else."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from flask import Flask
 
@@ -35,7 +34,6 @@ from usher.master.settings import MasterSettings
 from usher.master.web.api import REGISTER_BODY, Desk, Parts, operator_routes, routes
 from usher.master.web.pages.site import add_pages
 
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _Part = TypeVar("_Part", bound=Any)
 
 
@@ -143,15 +141,9 @@ def findings(trusted: str) -> tuple[DoctorFinding, ...]:
     return (DoctorFinding("sign-on by proxies", DoctorSeverity.OK, trusted, means),) if trusted else ()
 
 
-def hosts_of(settings: MasterSettings) -> tuple[str, ...]:
-    """Return the host names that a request may be addressed to; empty: any.
-
-    A page of somewhere else can make its own name lead to 127.0.0.1 (DNS rebinding). Where a token is required, that
-    gains it nothing.
-    """
-    named = tuple(host.strip().strip("[]") for host in settings.hosts.split(",") if host.strip())
-    own = (settings.bind.rpartition(":")[0].strip("[]"), urlsplit(settings.advertise_url).hostname or "")
-    if named:
+def hosts_of(settings: MasterSettings) -> list[str]:
+    """Return the host names that a request may be addressed to; empty: any."""
+    if named := [host.strip().strip("[]") for host in settings.hosts.split(",") if host.strip()]:
         return named
-    asked = settings.api_token or settings.tokens_file
-    return () if asked or not is_loopback(settings.bind) else tuple(filter(None, (*_LOCAL_NAMES, *own)))
+    asked = settings.api_token or settings.tokens_file or not is_loopback(settings.bind)
+    return [] if asked else web.own_hosts(settings.bind, settings.advertise_url)
