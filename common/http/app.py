@@ -40,8 +40,6 @@ _QUICKLY_S = 1.0
 _MOST_NAMED = 20
 #: In place of a host's name: any address.
 ANY_ADDRESS = "<address>"
-#: For a year, browsers ask this host over HTTPS only.
-_HTTPS_ONLY = "max-age=31536000"
 _JSON = ("application/json", "application/problem+json")
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 #: The ending of paths that also offer an event stream, and its content type.
@@ -82,7 +80,7 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
         response.headers.setdefault("Cache-Control", "no-store")
         response.headers["X-Content-Type-Options"] = "nosniff"
         if doorman.secure:
-            response.headers["Strict-Transport-Security"] = _HTTPS_ONLY
+            response.headers["Strict-Transport-Security"] = "max-age=31536000"  # a year
         if (location := response.headers.get("Location", "")).startswith("/"):
             response.headers["Location"] = request.script_root + location
             response.set_data(b"")  # a page with that link, for browsers of long ago

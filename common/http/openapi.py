@@ -25,9 +25,7 @@ from usher.common.http.credentials import Role
 from usher.common.http.problem import answer
 
 JSON, PROBLEM = "application/json", "application/problem+json"
-_VERSION = "3.1.0"
 _PARAMETER = re.compile(r"<(?:([^<>:]+):)?([^<>]+)>")
-_REFERENCES = "#/components/schemas/{model}"
 #: Errors of any route; below, those of routes with a body, and those of routes that require a token.
 _ALWAYS = (400, 406, 414, 421, 429, 431, 500, 503)
 _OF_BODIES, _OF_TOKENS = (408, 411, 413, 415, 422), (401, 403)
@@ -90,19 +88,15 @@ def document(app: Flask, title: str) -> dict[str, Any]:
     kinds: dict[_Kind, None] = {(_Problem, "serialization"): None}
     kinds |= {kind: None for _, _, operation in routes for kind in operation.kinds if kind[0] is not None}
     asked = [(kind, mode, TypeAdapter(kind)) for kind, mode in kinds]
-    schemas, shared = TypeAdapter.json_schemas(asked, ref_template=_REFERENCES)
+    schemas, shared = TypeAdapter.json_schemas(asked, ref_template="#/components/schemas/{model}")
     problem = {"content": {PROBLEM: {"schema": schemas[_Problem, "serialization"]}}}
     paths: dict[str, dict[str, Any]] = {}
     for rule, method, operation in routes:
         told = _operation(operation, schemas, rule, needed_role(app, rule.endpoint, method), problem)
         paths.setdefault(_PARAMETER.sub(r"{\2}", rule.rule), {})[method.lower()] = told
     return {
-        "openapi": _VERSION,
-        "info": {
-            "title": title,
-            "version": "1",
-            "description": "Errors are problem documents (RFC 9457) with a request id.",
-        },
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": "1", "description": "Errors are problem documents (RFC 9457)."},
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": shared["$defs"],
@@ -159,9 +153,8 @@ def _operation(
 def _in_path(rule: Rule, name: str) -> dict[str, Any]:
     [converter] = [kind for kind, variable in _PARAMETER.findall(rule.rule) if variable == name]
     pattern = rule.map.converters[converter or "default"].regex
-    return {"type": "string", "minLength": 1} | (
-        {} if pattern.startswith("[^") or "\\S" in pattern else {"pattern": f"^{pattern}$"}
-    )
+    is_any = pattern.startswith("[^") or "\\S" in pattern
+    return {"type": "string", "minLength": 1} | ({} if is_any else {"pattern": f"^{pattern}$"})
 
 
 def _query(model: type[BaseModel]) -> list[dict[str, Any]]:

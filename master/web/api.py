@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qs
 
 from flask import Blueprint, Response, g, request
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from usher.common.base.clock import now_s
@@ -26,7 +26,6 @@ from usher.common.base.log import WARNING, event
 from usher.common.http.app import Problem, answer, parse_json, read_body, read_json, read_query, unprocessable
 from usher.common.http.auth import caller, must_be_for
 from usher.common.http.credentials import Role
-from usher.common.http.fields import PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
 from usher.common.protocol import registration
 from usher.common.protocol.message import LONGEST_NAME, LONGEST_TICKET, check_field_name
@@ -48,7 +47,7 @@ from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.operations.shelves import DelayedRow
 from usher.master.verbs import verbs
-from usher.master.verbs.verbs import VERBS, Args, Given, Outcome, Verb
+from usher.master.verbs.verbs import VERBS, Args, Given, Outcome, StreamId, TicketId, Verb
 from usher.master.verbs.view import View
 
 #: Seconds that a report waits for the dispatcher's next turn; then it is answered "not leader" and comes again.
@@ -192,7 +191,6 @@ def without_texts(document: Any) -> Any:
 REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
 #: The most messages of one report.
 MOST_MESSAGES = 1000
-_LARGEST_FENCE = 2**63 - 1
 _MINIMAL, _EVENT_STREAM = "return=minimal", "text/event-stream"
 TICKET_PROBLEMS = {404: "unknown_ticket", 422: "ticket ids have 1 to 256 bytes"}
 
@@ -202,14 +200,22 @@ _MESSAGE_IDS = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20}
 _HEALTH_URL = {"type": "string", "format": "uri", "pattern": "^https?://", "maxLength": 512}
 _HEALTH_URL |= {"description": "Its host is in USHER_HEALTH_HOSTS."}
 _HealthUrl = Annotated[str, checked_by(host_of), WithJsonSchema(_HEALTH_URL)]
-_Uuid = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-_Lock = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,200}$")]
-_Incarnation = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}$")]
+_Incarnation = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}$")]
 _TICKET_ID = {"type": "string", "minLength": 1, "maxLength": LONGEST_TICKET}
 #: As bytes, and without a check of each: reports come all the time (``read_report``). Never passed to Redis.
 _MessageId = Annotated[bytes, WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,20}$"})]
-_Limit = Annotated[PageLimit, AfterValidator(lambda asked: min(asked, 200))]
-_Cursor = Annotated[str, StringConstraints(pattern=r"^[0-9]{0,19}$")]
+
+
+def _only_digits(value: object) -> object:
+    """Refuse ``1_0``, ``+1`` and digits of other scripts, which Python reads as numbers too."""
+    if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
+        raise ValueError("must be a whole number above 0")
+    return value
+
+
+#: The length of a page. A larger value means the largest page.
+_MOST = AfterValidator(lambda asked: min(asked, 200))
+_Limit = Annotated[int, Field(ge=1, le=10**9 - 1), BeforeValidator(_only_digits), _MOST]
 
 
 class _Registration(Given):
@@ -217,10 +223,10 @@ class _Registration(Given):
 
     name: ConsumerName = Field(validation_alias=AliasChoices("name", "consumer_name"))
     health_url: _HealthUrl = Field(validation_alias=AliasChoices("health_url", "healthURL"))
-    uuid: _Uuid | None = None
+    uuid: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
     slots: int = Field(1, ge=1, le=MOST_SLOTS)
     capacity: int = Field(1000, ge=1, le=100_000)
-    lock: _Lock = NO_LOCK
+    lock: str = Field(NO_LOCK, pattern=r"^[A-Za-z0-9._:-]{1,200}$")
 
 
 class _Deregistration(Given):
@@ -231,7 +237,7 @@ class _ReportItem(TypedDict):
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[misc]
 
     ticket_id: Annotated[bytes, Field(min_length=1, max_length=LONGEST_TICKET), WithJsonSchema(_TICKET_ID)]
-    fence: Annotated[int, Field(ge=0, le=_LARGEST_FENCE)]
+    fence: Annotated[int, Field(ge=0, lt=2**63)]
     message_ids: Annotated[list[_MessageId], Field(min_length=1, max_length=MOST_MESSAGES)]
 
 
@@ -259,7 +265,7 @@ class _TicketsQuery(_Page):
     """The query of a list of tickets. With ``id`` the list has only that ticket, if it is in processing."""
 
     id: TicketId | None = None
-    cursor: _Cursor = ""
+    cursor: str = Field("", pattern=r"^[0-9]{0,19}$")
 
 
 class TicketQuery(_Query):
@@ -540,8 +546,6 @@ def fitting(ticket_id: str) -> str:
 BODY = 32 * 1024
 #: Seconds that the search for the delayed messages of one ticket may take.
 _FIND_S = 0.5
-#: Of an execution, what belongs to the message that is asked for.
-_OF_EXECUTIONS = tuple(verbs.ExecutionRow.__annotations__)
 
 
 def operator_routes(parts: Parts) -> Blueprint:
@@ -629,7 +633,8 @@ def _add_shelves(api: Blueprint, parts: Parts) -> None:
     def show(asked: _Behind, message_id: str) -> Any:
         """Tell where a message is, its executions, error and dead letter; for operators what it says."""
         facts = message_facts(parts, message_id, asked.cursor)
-        runs = [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in facts["executions"]]
+        of_run = verbs.ExecutionRow.__annotations__
+        runs = [{name: run[name] for name in of_run if name in run} for run in facts["executions"]]
         return {name: facts[name] for name in verbs.MessageShown.__annotations__} | {"executions": runs}
 
 

@@ -42,8 +42,6 @@ from usher.master.policy.states import BY_NAME, LISTED
 from usher.master.verbs import verbs
 from usher.master.web import api
 
-#: Choices of ``younger_than_s``.
-AGES = (("", "any age"), ("900", "15 min"), ("3600", "1 h"), ("21600", "6 h"), ("86400", "1 d"), ("604800", "7 d"))
 #: Most characters of a message about what was done.
 _LONGEST = 1000
 T = TypeVar("T", bound=verbs.Ask)
@@ -76,9 +74,7 @@ def refused(why: str) -> Problem:
 
 
 _NUMBER = re.compile(r"[0-9]{1,20}")
-_ROWS = 100
-_CONSUMERS_ON_A_PAGE, _MOST_FINISHED = 200, 500
-_ENTRIES = 30
+_ROWS, _CONSUMERS_ON_A_PAGE, _MOST_FINISHED, _ENTRIES = 100, 200, 500, 30
 #: Letters shown on a page, and their kinds on the overview.
 _LETTERS, _GROUPS_OF_OVERVIEW, _HOUR_MS = 50, 5, 3_600_000
 #: Seconds after which the search for matching letters ends for this page.
@@ -259,7 +255,7 @@ def letters() -> str:
     counts = parts.letters.counts(*range((now_ms := parts.delayed.now_ms()) - 24 * _HOUR_MS, now_ms, _HOUR_MS))
     groups = [group for group in counts.groups if wanted.meets(group)]
     hours = [(sum(some),) for some in zip(*(reversed(group.times) for group in groups), strict=True)]
-    facts: dict[str, Any] = {"groups": groups, "wrong": counts.wrong, "hours": hours, "asked": given, "ages": AGES}
+    facts: dict[str, Any] = {"groups": groups, "wrong": counts.wrong, "hours": hours, "asked": given}
     facts |= {"told": asked.told(""), "jobs": parts.bulk.jobs[:5], "also": also_for(parts.letters.other_groups())}
     following = found.cursor and "/dead-letters?" + urlencode({**given, "before": found.cursor.decode()})
     rows = api.with_fields(parts.fields.add_to_letters, [one.row() for one in found.letters])
@@ -300,11 +296,10 @@ def bulk_job(job_id: str) -> verbs.BulkJob:
 def preview_page(verb: verbs.Verb, found: verbs.DryRun, told: str, hidden: list[tuple[str, Any]]) -> str:
     """``hidden``: what the form of the preview says again."""
     room = MOST_RULES - len(parts.rules.read().rules) if verb.word == "pause" else None
-    facts: dict[str, Any] = {"told": told, "hidden": hidden, "room": room}
-    facts |= {"count": found.preview.count, "groups": found.preview.groups[:50], "is_all": found.is_all}
-    facts |= {"until": found.until.decode(), "also": also_for(parts.letters.other_groups())}
-    facts |= {"due_ms": dict(hidden).get("due_ms")}
-    return job_page(verb, **facts)
+    facts = {"count": found.preview.count, "groups": found.preview.groups[:50], "is_all": found.is_all}
+    facts |= {"until": found.until.decode(), "due_ms": dict(hidden).get("due_ms")}
+    also = also_for(parts.letters.other_groups())
+    return job_page(verb, told=told, hidden=hidden, room=room, also=also, **facts)
 
 
 def job_page(verb: verbs.Verb, **facts: Any) -> str:
