@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from flask import Flask, Response, request
+from flask import Flask, Response
 from prometheus_client.core import Metric
 
 from usher.common.base.clock import now_s, run_us, wall_ms
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from usher.consumer.lifecycle.journal import Journal
     from usher.consumer.program import ConsumerProgram
 
-_TICKETS = b"/api/tickets/"
 #: Most queued messages that an answer names, and those of which it says where they run; calls of each, and characters
 #: of a file or a function.
 _MOST, _MOST_STACKS, _DEEPEST, _LONGEST = 200, 20, 8, 100
@@ -54,11 +53,9 @@ def create_app(program: ConsumerProgram) -> Flask:
     @app.get("/api/tickets/<rest:ticket_id>")
     @tells("What this consumer has of a ticket.", {200: dict[str, Any]}, role=Role.ANYBODY)
     def ticket(ticket_id: str) -> Response:
-        # The bytes of the path, as WSGI keeps them: a ticket's name need be no text.
-        asked = request.environ["PATH_INFO"].encode("latin-1").removeprefix(_TICKETS)
         incarnation, journal = begun()
         most = incarnation.executor.policy.max_attempts
-        return answer(describe_ticket(asked, incarnation.name, journal, incarnation.lanes, most))
+        return answer(describe_ticket(ticket_id.encode(), incarnation.name, journal, incarnation.lanes, most))
 
     @app.get("/api/running")
     @tells("What this process is, and runs.", {200: dict[str, Any]}, role=Role.ANYBODY)

@@ -56,11 +56,6 @@ class Operation:
     query: type[BaseModel] | None = None
     problems: Mapping[int, str] = field(default_factory=dict)
 
-    @property
-    def kinds(self) -> list[_Kind]:
-        documents = (kind for kind in self.answers.values() if kind is not None and not isinstance(kind, str))
-        return [*((kind, "serialization") for kind in documents), (self.body, "validation")]
-
 
 def tells(summary: str, answers: Mapping[int, Any], *, role: Role | None = None, **more: Any) -> Callable[[View], View]:
     """Decorate a view with its ``Operation``. ``role``: None: viewer for GET, operator for changes."""
@@ -86,7 +81,10 @@ def document(app: Flask, title: str) -> dict[str, Any]:
     """Return the OpenAPI document of all described routes. Raises TypeError for one below ``/api`` that is not."""
     routes = list(_routes(app))
     kinds: dict[_Kind, None] = {(_Problem, "serialization"): None}
-    kinds |= {kind: None for _, _, operation in routes for kind in operation.kinds if kind[0] is not None}
+    for _, _, operation in routes:
+        documents = (kind for kind in operation.answers.values() if kind is not None and not isinstance(kind, str))
+        kinds |= {(kind, "serialization"): None for kind in documents}
+        kinds |= {} if operation.body is None else {(operation.body, "validation"): None}
     asked = [(kind, mode, TypeAdapter(kind)) for kind, mode in kinds]
     schemas, shared = TypeAdapter.json_schemas(asked, ref_template="#/components/schemas/{model}")
     problem = {"content": {PROBLEM: {"schema": schemas[_Problem, "serialization"]}}}

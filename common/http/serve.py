@@ -12,7 +12,6 @@ gunicorn (26.1 and later) is used as it is, by its settings and server hooks, bu
   threads stand still says nothing either. After 5 early deaths in a row without any progress one is started again after
   a pause that grows to 10 s.
 * A worker ends where it was forked: no ``finally`` or ``atexit`` of its parent runs twice.
-
 * A request gets a thread when it has arrived whole, and the loop waits for it till then, so that strangers who send
   nothing, half a head, half a body or one request behind another hold none; where too many wait, those that wait
   longest are closed. Questions for health have threads of their own. (Behind TLS, and of chunks and bodies above
@@ -279,8 +278,7 @@ class WorkerEnds:
     def __init__(
         self, running: Callable[[], Sequence[str]] = lambda: (), before_restart: Callable[[], None] = lambda: None
     ) -> None:
-        """``running`` names what ran in a worker that stood still, for the log."""
-        self._running = running
+        self._running = running  # names what ran in a worker that stood still, for the log
         self.before_restart = before_restart
         self._kills: int | None = None
         self.shared = mmap.mmap(-1, 2)  # with its arbiter: that this worker has made progress, runs code of others
@@ -532,8 +530,7 @@ class _Drain(Service):
 
 
 class _Arbiter(Arbiter):
-    """gunicorn's arbiter, which takes these codes for a worker that cannot start: not once a handler may have ended
-    it, by ``os._exit(3)``."""
+    """Takes these codes for a worker that cannot start, but not once a handler may have ended it by ``os._exit(3)``."""
 
     app: _Program
     WORKER_BOOT_ERROR = property(lambda self: -1 if self.app.ends.shared[1] else Arbiter.WORKER_BOOT_ERROR)
@@ -726,8 +723,7 @@ class _Program(BaseApplication):
             os.kill(os.getpid(), signal.SIGTERM)  # to ``_on_signal``, on the main thread
 
     def _worker_exit(self, _arbiter: Any, _worker: Any) -> None:
-        """End the process, here: the frames above belong to the parent, and threads that wait for clients are not
-        waited for."""
+        """End the process, here: the frames above belong to the parent. Threads that wait for clients do not count."""
         if os.getpid() == self._arbiter_pid:
             return  # gunicorn calls this in the arbiter too, for a worker that it cannot find
         code: Any = 1

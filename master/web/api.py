@@ -496,8 +496,7 @@ def _admitted(health_hosts: HealthHosts) -> Registration:
         event("consumer_refused", level=WARNING, status=int(refused.status), address=g.address, why=why)
         raise
     # A client without a uuid is a new start each time it registers: only the end of the lease frees the name.
-    of_start = (asked.uuid or uuid.uuid4().hex, asked.health_url, asked.slots, asked.capacity, asked.lock)
-    return Registration(asked.name, *of_start)
+    return Registration(**asked.model_dump() | {"uuid": asked.uuid or uuid.uuid4().hex})
 
 
 def _registered(desk: Desk, asked: Registration) -> RegistrationResult:
