@@ -24,10 +24,10 @@ from werkzeug.wrappers import Response as AnyResponse
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.base.log import ERROR, event, log_state
+from usher.common.http.answers import Problem, answer, answer_problem
 from usher.common.http.auth import Doorman, needed_role
 from usher.common.http.credentials import Role
 from usher.common.http.openapi import tells
-from usher.common.http.problem import Problem, answer, answer_problem
 from usher.common.observability.metrics import Metrics, counter
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.service import Health

@@ -31,8 +31,8 @@ from werkzeug.wrappers import Response as AnyResponse
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import WARNING, event
+from usher.common.http.answers import Problem
 from usher.common.http.credentials import NOBODY_ASKED, PERSON, STRANGER, Credentials, Identity, Network, Role
-from usher.common.http.problem import Problem
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 
@@ -322,14 +322,18 @@ def _from_elsewhere(asked: Request) -> bool:
     return origin is not None and urlsplit(origin).netloc.lower() != asked.headers.get("Host", "").lower()
 
 
-def is_within(text: str, networks: Sequence[Network]) -> bool:
-    """Return True if the text is an address of one of these networks, or such a one of IPv4 written as IPv6."""
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Parse an address; one of IPv4 that is written as IPv6 is what it is."""
     try:
         found = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return False
-    address = (found.ipv4_mapped or found) if found.version == 6 else found
-    return any(address in network for network in networks)
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def is_within(text: str, networks: Sequence[Network]) -> bool:
+    address = _address(text)
+    return address is not None and any(address in network for network in networks)
 
 
 def neighbours(text: str) -> str:
@@ -338,13 +342,9 @@ def neighbours(text: str) -> str:
     >>> neighbours("2001:db8::1:2:3"), neighbours("::ffff:10.0.0.1"), neighbours("10.0.0.1"), neighbours("")
     ('2001:db8::/64', '10.0.0.1', '10.0.0.1', '')
     """
-    try:
-        found = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return text
-    if found.version == 4 or found.ipv4_mapped:
-        return str(found if found.version == 4 else found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, 64), strict=False))
+    if (address := _address(text)) is None or address.version == 4:
+        return str(address or text)
+    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def behind_proxies(app: WSGIApplication, proxies: Sequence[Network]) -> WSGIApplication:

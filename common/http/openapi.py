@@ -20,9 +20,9 @@ from pydantic.json_schema import JsonSchemaMode
 from typing_extensions import TypedDict
 from werkzeug.routing import Rule
 
+from usher.common.http.answers import answer
 from usher.common.http.auth import needed_role, needs
 from usher.common.http.credentials import Role
-from usher.common.http.problem import answer
 
 JSON, PROBLEM = "application/json", "application/problem+json"
 _PARAMETER = re.compile(r"<(?:([^<>:]+):)?([^<>]+)>")

@@ -12,10 +12,11 @@ from flask import Flask
 from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import DoctorFinding, DoctorSeverity
 from usher.common.http import app as web
+from usher.common.http.answers import LiveStreams
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import Credentials, Role, parse_networks
 from usher.common.http.openapi import add_document
-from usher.common.http.push import LiveStreams
+from usher.common.http.serve import MOST_FOLLOWERS
 from usher.common.observability.metrics import Metrics
 from usher.common.redis.client import SharedLink
 from usher.common.runtime.service import Health, Service
@@ -55,7 +56,7 @@ class HttpServices:
         self._leading = leading
         self._closing = contextlib.ExitStack()
         settings, link, keys, lead = place.settings, place.link, place.keys, leading.lead
-        self._live = self._kept(LiveStreams())
+        self._live = self._kept(LiveStreams(MOST_FOLLOWERS))
         field = settings.work_ticket_field
         self._feed = TicketFeed(link("feed"), keys, field, self._live)
         self._reads = self._kept(SharedLink(place.redis_url, "master:reads"))

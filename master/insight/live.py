@@ -70,7 +70,7 @@ from usher.master.policy.states import Queue, Seen
 from usher.master.policy.ticket_filter import TicketFilter
 
 if TYPE_CHECKING:  # commands that look do without a web server
-    from usher.common.http.push import LiveStream, LiveStreams
+    from usher.common.http.answers import LiveStream, LiveStreams
 
 #: Records read by one call; and the most entries that are looked at under ``master``, at first and where it goes on.
 _COUNT, _PARKED, _FURTHER = 1000, 50, 500

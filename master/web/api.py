@@ -322,7 +322,6 @@ class _FollowedTicket(_Position, TicketQuery):
 
 
 def routes(desk: Desk, health_hosts: HealthHosts, fields: MessageFields | None = None) -> Blueprint:
-    """Return the routes for consumers, and those that show consumers and tickets; with ``fields`` of their messages."""
     api = Blueprint("api", __name__, url_prefix="/api")
     _add_looks(api, desk, fields)
     _add_work(api, desk, health_hosts)
@@ -638,7 +637,7 @@ def _add_shelves(api: Blueprint, parts: Parts) -> None:
 
 
 def consumer_shown(parts: Parts, rows: Rows, name: str) -> Rows:
-    """Return the rows of a consumer, with what it says itself. Raises Problem 404."""
+    """Raises Problem 404."""
     if not (mine := [row for row in rows if row["name"] == name]):
         raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
     return [row | {"process": parts.ask_process(str(row.get("health_url", "")))} for row in mine]

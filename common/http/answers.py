@@ -1,4 +1,5 @@
-"""Answers that go on, as server-sent events: each holds a thread, so there is a constant number of them.
+"""Answers over HTTP: JSON documents, problem documents (RFC 9457) for errors, and those that go on, as server-sent
+events: each holds a thread, so there is a constant number of them.
 
 Who does not read what is sent loses the connection: it can come back and say where it was. A client that has gone is
 noticed within seconds, though nothing is sent.
@@ -6,22 +7,75 @@ noticed within seconds, though nothing is sent.
 
 from __future__ import annotations
 
+import json
+import secrets
 import select
 import socket
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
+from typing import Any
 
+import orjson
 from flask import Response, request
 
 from usher.common.base.clock import now_s
-from usher.common.base.log import WARNING, event
-from usher.common.http.problem import Problem
-from usher.common.http.serve import MOST_FOLLOWERS
+from usher.common.base.errors import UsherError
+from usher.common.base.log import DEBUG, WARNING, event
 
 #: How often it is looked whether the client is there, and when one that was idle gets a sign of life.
 _LOOK_S, _HEARTBEAT_S = 2.0, 15.0
 _MOST_BYTES = 262_144
+
+
+class Problem(UsherError):
+    """An error answer, sent as a problem document (RFC 9457).
+
+    ``title`` is a word for programs, ``detail`` a sentence for people, ``facts`` are further members. Never put input
+    into any of them. ``close`` ends the connection: for requests whose body was not read to its end.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        title: str = "",
+        detail: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        close: bool = False,
+        **facts: Any,
+    ) -> None:
+        self.status = HTTPStatus(status)
+        self.title = title or self.status.phrase.lower().replace(" ", "_").replace("-", "_")
+        self.detail = detail
+        self.headers = dict(headers or {})
+        if close:
+            self.headers["Connection"] = "close"
+        self.facts = facts
+        self.request_id = secrets.token_hex(8)
+        super().__init__(detail or self.title)
+
+
+def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    try:
+        body = orjson.dumps(document)
+    except TypeError:  # orjson cannot encode text that was not UTF-8 in Redis, or whole numbers above 64 bits
+        body = json.dumps(document, default=str).encode()
+    return Response(body, status, headers, content_type="application/json")
+
+
+def answer_problem(problem: Problem) -> Response:
+    """Return ``problem`` as a problem document, and log its request id at level debug: a flood of requests must not
+    flood the log."""
+    document: dict[str, Any] = {"type": "about:blank", "title": problem.title, "status": int(problem.status)}
+    if problem.detail:
+        document["detail"] = problem.detail
+    response = answer({**document, **problem.facts, "request_id": problem.request_id}, problem.status, problem.headers)
+    response.content_type = "application/problem+json"
+    facts: dict[str, Any] = {"title": problem.title, "request_id": problem.request_id}
+    event("request_refused", level=DEBUG, status=int(problem.status), **facts)
+    return response
 
 
 class LiveStream:
@@ -78,15 +132,11 @@ class LiveStream:
 
 
 class LiveStreams:
-    def __init__(self, most: int = MOST_FOLLOWERS) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._open: dict[LiveStream, str] = {}
         self._ending = False
-
-    @property
-    def count(self) -> int:
-        return len(self._open)
 
     def open(
         self, who: str, on_closed: Callable[[], None], on_written: Callable[[], None] = lambda: None
