@@ -70,8 +70,7 @@ def describe_ticket(
 ) -> dict[str, Any]:
     """Return the state of ``ticket`` for JSON. ``entries``: messages that run (``running``), wait for the next attempt
     (``waiting``), are queued, or wait for a child process (``apart``), in that order; one that runs in a child process
-    says so. A message that has ended and is not acknowledged yet is in none of them. It is read in passing: nothing is
-    kept for this."""
+    says so. A message that has ended and is not acknowledged yet is in none of them."""
     now_ms, running = wall_ms(), journal.running(ticket)
     with lanes.lock:
         queued, due_s, is_apart = lanes.look(ticket)

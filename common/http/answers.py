@@ -66,8 +66,7 @@ def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None =
 
 
 def answer_problem(problem: Problem) -> Response:
-    """Return ``problem`` as a problem document, and log its request id at level debug: a flood of requests must not
-    flood the log."""
+    """Return a problem document, and log its request id, at level debug: requests must not flood the log."""
     document: dict[str, Any] = {"type": "about:blank", "title": problem.title, "status": int(problem.status)}
     if problem.detail:
         document["detail"] = problem.detail

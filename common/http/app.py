@@ -50,12 +50,9 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str] = ()) -> Flask:
-    """Create a Flask application that keeps the rules.
-
-    ``doorman``: decides who may enter, see ``usher.common.http.auth``. ``max_body``: most bytes of a request's body,
-    unless a view says otherwise. ``hosts``: names and addresses that requests may be addressed to (421 otherwise),
-    maybe ``ANY_ADDRESS``; empty: any.
-    """
+    """Create a Flask application that keeps the rules. ``max_body``: most bytes of a request's body, unless a view says
+    otherwise. ``hosts``: names and addresses that requests may be addressed to (421 otherwise), maybe ``ANY_ADDRESS``;
+    empty: any."""
     app = Flask(name, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_body
     app.url_map.merge_slashes = False  # "a//b" is a possible ticket id
@@ -101,8 +98,7 @@ def own_hosts(bind: str, advertise_url: str = "", more: str = "") -> list[str]:
 
 
 class _State(TypedDict):
-    """An answer about health, with further facts about the program. ``reasons`` of what fails; ``warnings`` want a
-    look, and are missing else."""
+    """An answer about health, with further facts. ``reasons`` of what fails; ``warnings`` want a look."""
 
     status: Literal["ok", "failing", "draining", "alive"]
     reasons: NotRequired[list[str]]

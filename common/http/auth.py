@@ -288,12 +288,8 @@ class Doorman:
         names in vain with the reason: they get no further with a token either."""
         if g.refusal is not None:
             raise g.refusal
-        sees_pages = (
-            asked.method in ("GET", "HEAD")
-            and not asked.path.startswith("/api/")
-            and "text/html" in asked.headers.get("Accept", "")
-        )
-        if self.login_path is not None and sees_pages:
+        is_page = asked.method in ("GET", "HEAD") and not asked.path.startswith("/api/")
+        if self.login_path is not None and is_page and "text/html" in asked.headers.get("Accept", ""):
             return redirect(f"{self.login_path}?next={quote(asked.full_path.rstrip('?'), safe='')}", 303)
         raise Problem(401, detail="send a valid bearer token", headers=_CHALLENGE)
 
@@ -303,8 +299,7 @@ class Doorman:
 
 
 def local_path(wanted: str) -> str:
-    """Return the path to go to after the log-in: a path of this service, or ``/`` for anything that could lead
-    elsewhere.
+    """Return a path of this service to go to after the log-in; ``/`` for what could lead elsewhere.
 
     >>> local_path("/tickets/42?x=1"), local_path("//evil/"), local_path("/\\\\evil"), local_path("https://evil/")
     ('/tickets/42?x=1', '/', '/', '/')

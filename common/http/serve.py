@@ -110,7 +110,7 @@ _SHORT_LIFE_S = 5.0
 _MOST_AT_ONCE = 5
 #: Objects that came and stayed before the collector looks at them.
 _NEW_OBJECTS = 20_000
-#: Exit codes of a worker after which the arbiter starts no other: it could not start.
+#: Exit codes of a worker that could not start: the arbiter starts no other.
 NEVER_AGAIN = (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
 #: The signals that end a program, all in the same way; and those that mean more workers, fewer, or a second arbiter,
 #: none of which fits here.
@@ -238,8 +238,7 @@ def _flush() -> None:
 
 
 class Liveness(NamedTuple):
-    """``silence_s``: how long a program may be silent from now on. ``stalled``: the services that stand still, and for
-    how long; "" when all go on."""
+    """``silence_s``: how long a program may be silent. ``stalled``: the services that stand still, "" when all go on."""
 
     silence_s: float
     stalled: str = ""

@@ -557,8 +557,7 @@ def for_people(response: Response) -> Response:
         response.mimetype = "text/html"
     if response.mimetype in ("text/html", "image/svg+xml"):
         response.headers["Content-Security-Policy"] = _POLICY
-        # Not no-referrer: with that, browsers put null into Origin, by which we recognize our own forms
-        # (usher.common.http.auth).
+        # Not no-referrer: with that, browsers put null into Origin, by which auth.py recognizes our own forms.
         response.headers["Referrer-Policy"] = "same-origin"
         response.headers["X-Frame-Options"] = "DENY"
         response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
