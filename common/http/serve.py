@@ -238,7 +238,7 @@ def _flush() -> None:
 
 
 class Liveness(NamedTuple):
-    """``silence_s``: how long a program may be silent. ``stalled``: the services that stand still, "" when all go on."""
+    """``silence_s``: how long a program may be silent. ``stalled``: services that stand still, "" when all go on."""
 
     silence_s: float
     stalled: str = ""
