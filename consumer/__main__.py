@@ -20,8 +20,7 @@ import click
 from usher.common.base.errors import HandlerUnusable
 from usher.common.base.log import configure
 from usher.common.base.text import format_error
-from usher.common.http.serve import START_S, WorkerEnds, check_address, leave, serve
-from usher.common.http.tls import server_tls
+from usher.common.http.serve import START_S, WorkerEnds, check_address, leave, serve, server_tls
 from usher.common.redis.locate import check_at_start, resolve_redis_url
 from usher.common.runtime.fork_guard import end_with_parent
 from usher.common.runtime.settings import load, options

@@ -8,10 +8,9 @@ import re
 import socket
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import psutil
-from flask import Flask, Response, request
+from flask import Flask, Response
 from prometheus_client.core import Metric
 
 from usher.common.base.clock import now_s, run_us, wall_ms
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from usher.consumer.lifecycle.journal import Journal
     from usher.consumer.program import ConsumerProgram
 
-_TICKETS = b"/api/tickets/"
 #: Most queued messages that an answer names, and those of which it says where they run; calls of each, and characters
 #: of a file or a function.
 _MOST, _MOST_STACKS, _DEEPEST, _LONGEST = 200, 20, 8, 100
@@ -39,11 +37,9 @@ _MOST, _MOST_STACKS, _DEEPEST, _LONGEST = 200, 20, 8, 100
 def create_app(program: ConsumerProgram) -> Flask:
     """Make the application. No answer has a secret, nor anything of what messages contain; so none needs a token."""
     settings = program.settings
-    # A page of somewhere else can make a name of its own lead here (DNS rebinding), but no address.
-    own = (settings.bind.rpartition(":")[0].strip("[]"), urlsplit(settings.advertise_url).hostname or "", "localhost")
-    hosts = filter(None, (web.ANY_ADDRESS, *own, *(host.strip() for host in settings.hosts.split(","))))
+    hosts = web.own_hosts(settings.bind, settings.advertise_url, settings.hosts)
     doorman = Doorman(Credentials(settings.api_token, settings.tokens_file))
-    app = web.create_app(__name__, doorman, max_body=0, hosts=tuple(hosts))
+    app = web.create_app(__name__, doorman, max_body=0, hosts=hosts)
     web.add_health(app, program.health, program.facts, lambda: program.stopped, lambda: program.liveness().stalled)
     web.add_metrics(app, program.metrics)
 
@@ -57,11 +53,9 @@ def create_app(program: ConsumerProgram) -> Flask:
     @app.get("/api/tickets/<rest:ticket_id>")
     @tells("What this consumer has of a ticket.", {200: dict[str, Any]}, role=Role.ANYBODY)
     def ticket(ticket_id: str) -> Response:
-        # The bytes of the path, as WSGI keeps them: a ticket's name need be no text.
-        asked = request.environ["PATH_INFO"].encode("latin-1").removeprefix(_TICKETS)
         incarnation, journal = begun()
         most = incarnation.executor.policy.max_attempts
-        return answer(describe_ticket(asked, incarnation.name, journal, incarnation.lanes, most))
+        return answer(describe_ticket(ticket_id.encode(), incarnation.name, journal, incarnation.lanes, most))
 
     @app.get("/api/running")
     @tells("What this process is, and runs.", {200: dict[str, Any]}, role=Role.ANYBODY)
@@ -76,8 +70,7 @@ def describe_ticket(
 ) -> dict[str, Any]:
     """Return the state of ``ticket`` for JSON. ``entries``: messages that run (``running``), wait for the next attempt
     (``waiting``), are queued, or wait for a child process (``apart``), in that order; one that runs in a child process
-    says so. A message that has ended and is not acknowledged yet is in none of them. It is read in passing: nothing is
-    kept for this."""
+    says so. A message that has ended and is not acknowledged yet is in none of them."""
     now_ms, running = wall_ms(), journal.running(ticket)
     with lanes.lock:
         queued, due_s, is_apart = lanes.look(ticket)

@@ -12,8 +12,7 @@ from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import ERROR, WARNING, configure, event
 from usher.common.doctor.collector import startup_findings
 from usher.common.http.credentials import check_reach
-from usher.common.http.serve import check_address, serve
-from usher.common.http.tls import server_tls
+from usher.common.http.serve import check_address, serve, server_tls
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.locate import check_at_start, resolve_redis_url

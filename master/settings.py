@@ -8,7 +8,7 @@ import click
 from pydantic import AfterValidator, Field
 
 from usher.common.base.durations import duration_s
-from usher.common.http.proxies import parse_networks
+from usher.common.http.credentials import parse_networks
 from usher.common.runtime.settings import Address, CommonSettings, HttpUrl, MaybeAddress, checked_by
 
 
@@ -83,7 +83,7 @@ class MasterSettings(CommonSettings):
         "",
         description=(
             "Host names and addresses that requests may name, comma separated. Empty: any where tokens are asked"
-            " for, else those of this machine (on loopback)."
+            " for, else any address, localhost and its own names (on loopback)."
         ),
     )
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from tests.served import PATIENCE_S
-from usher.common.http.push import LiveStream
+from usher.common.http.answers import LiveStream
 
 
 def lines(live: LiveStream) -> Iterator[bytes]:

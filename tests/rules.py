@@ -36,7 +36,6 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "common/http/app.py",
         "common/http/auth.py",
         "common/http/openapi.py",
-        "common/http/proxies.py",
         "master/web/*.py",
         "consumer/web.py",
     ),

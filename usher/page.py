@@ -11,9 +11,9 @@ from typing import Any
 from flask import Flask, Request, g
 
 from usher.common.http import app as web
+from usher.common.http.answers import Problem
 from usher.common.http.auth import Doorman
 from usher.common.http.credentials import STRANGER, Credentials, Identity, Role
-from usher.common.http.problem import Problem
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link, SharedLink
 from usher.common.redis.locate import resolve_redis_url

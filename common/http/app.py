@@ -6,10 +6,12 @@ Requests that gunicorn's parser refuses (framing, sizes of headers, time) never 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NotRequired, TypeVar
+from urllib.parse import urlsplit
 
 from flask import Flask, Request, Response, current_app, g, request
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -22,10 +24,10 @@ from werkzeug.wrappers import Response as AnyResponse
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.base.log import ERROR, event, log_state
+from usher.common.http.answers import Problem, answer, answer_problem
 from usher.common.http.auth import Doorman, needed_role
 from usher.common.http.credentials import Role
 from usher.common.http.openapi import tells
-from usher.common.http.problem import Problem, answer, answer_problem
 from usher.common.observability.metrics import Metrics, counter
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.service import Health
@@ -38,9 +40,8 @@ _QUICKLY_S = 1.0
 _MOST_NAMED = 20
 #: In place of a host's name: any address.
 ANY_ADDRESS = "<address>"
-#: For a year, browsers ask this host over HTTPS only.
-_HTTPS_ONLY = "max-age=31536000"
 _JSON = ("application/json", "application/problem+json")
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 #: The ending of paths that also offer an event stream, and its content type.
 _EVENTS, _EVENT_STREAM = "/events", "text/event-stream"
 
@@ -49,12 +50,9 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str] = ()) -> Flask:
-    """Create a Flask application that keeps the rules.
-
-    ``doorman``: decides who may enter, see ``usher.common.http.auth``. ``max_body``: most bytes of a request's body,
-    unless a view says otherwise. ``hosts``: names and addresses that requests may be addressed to (421 otherwise),
-    maybe ``ANY_ADDRESS``; empty: any.
-    """
+    """Create a Flask application that keeps the rules. ``max_body``: most bytes of a request's body, unless a view says
+    otherwise. ``hosts``: names and addresses that requests may be addressed to (421 otherwise), maybe ``ANY_ADDRESS``;
+    empty: any."""
     app = Flask(name, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_body
     app.url_map.merge_slashes = False  # "a//b" is a possible ticket id
@@ -79,7 +77,7 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
         response.headers.setdefault("Cache-Control", "no-store")
         response.headers["X-Content-Type-Options"] = "nosniff"
         if doorman.secure:
-            response.headers["Strict-Transport-Security"] = _HTTPS_ONLY
+            response.headers["Strict-Transport-Security"] = "max-age=31536000"  # a year
         if (location := response.headers.get("Location", "")).startswith("/"):
             response.headers["Location"] = request.script_root + location
             response.set_data(b"")  # a page with that link, for browsers of long ago
@@ -92,9 +90,15 @@ def create_app(name: str, doorman: Doorman, max_body: int, hosts: Collection[str
     return app
 
 
+def own_hosts(bind: str, advertise_url: str = "", more: str = "") -> list[str]:
+    """Return the hosts that requests may name where no token is asked for: a page of somewhere else can make a name of
+    its own lead here (DNS rebinding), but no address. ``more``: comma separated."""
+    own = (bind.rpartition(":")[0], urlsplit(advertise_url).hostname or "", "localhost", *more.split(","))
+    return [ANY_ADDRESS, *filter(None, (host.strip().strip("[]") for host in own))]
+
+
 class _State(TypedDict):
-    """An answer about health, with further facts about the program. ``reasons`` of what fails; ``warnings`` want a
-    look, and are missing else."""
+    """An answer about health, with further facts. ``reasons`` of what fails; ``warnings`` want a look."""
 
     status: Literal["ok", "failing", "draining", "alive"]
     reasons: NotRequired[list[str]]
@@ -179,11 +183,12 @@ def add_metrics(app: Flask, metrics: Metrics) -> None:
 def read_body(asked: Request, limit: int) -> bytes:
     """Read the body of a request that says it is JSON. Raises Problem: 411 no length, 413 too long, 415 not JSON, 408
     too slow, 400 cut short."""
-    length = asked.environ.get("CONTENT_LENGTH") or None
+    length = asked.content_length
     if length is None and "HTTP_TRANSFER_ENCODING" not in asked.environ:
         raise Problem(411, detail="send a Content-Length", close=True)
-    if length is not None and int(length) > limit:
-        raise Problem(413, "content_too_large", f"at most {limit} bytes", close=True)
+    too_large = Problem(413, "content_too_large", f"at most {limit} bytes", close=True)
+    if (length or 0) > limit:
+        raise too_large
     charset = asked.mimetype_params.get("charset", "utf-8").lower()
     if asked.mimetype != "application/json" or charset != "utf-8" or "HTTP_CONTENT_ENCODING" in asked.environ:
         raise Problem(415, detail="send application/json in UTF-8, not compressed", close=True)
@@ -193,16 +198,15 @@ def read_body(asked: Request, limit: int) -> bytes:
         raise Problem(408, detail="the body did not arrive in time", close=True) from None
     except Exception:  # also the server's own, of chunks that are none
         raise Problem(400, detail="the body could not be read", close=True) from None
-    if len(body) < int(length or 0):
+    if len(body) < (length or 0):
         raise Problem(400, detail="the body is shorter than its Content-Length", close=True)
     if len(body) > limit:
-        raise Problem(413, "content_too_large", f"at most {limit} bytes", close=True)
+        raise too_large
     return body
 
 
 def read_json(kind: type[T], limit: int) -> T:
-    """Read the JSON document in the body of this request, of at most ``limit`` bytes, as a model or a TypedDict.
-    Raises Problem: those of ``read_body`` and of ``parse_json``."""
+    """Read the JSON document of this request. Raises Problem: those of ``read_body`` and of ``parse_json``."""
     return parse_json(kind, read_body(request, limit))
 
 
@@ -285,24 +289,20 @@ def _check_size(environ: Mapping[str, Any]) -> None:
 
 
 def _check_form(asked: Request) -> None:
-    """Half a form may say something else: werkzeug notices one, where the server does not say that it does."""
+    """Half a form may say something else: werkzeug notices one, where the server does not say that it does. Nor is
+    one waited for that strangers send in chunks, which would hold a thread."""
     if "CONTENT_LENGTH" in asked.environ:
         asked.environ.pop("wsgi.input_terminated", None)
-    elif asked.mimetype == "application/x-www-form-urlencoded" and "HTTP_TRANSFER_ENCODING" in asked.environ:
+    elif asked.mimetype in _FORMS and "HTTP_TRANSFER_ENCODING" in asked.environ:
         raise Problem(411, detail="send the form with a Content-Length", close=True)
 
 
 def _check_host(asked: Request, hosts: frozenset[str]) -> None:
-    host = _host(asked.environ.get("HTTP_HOST", ""))
-    if hosts and host not in hosts and not (ANY_ADDRESS in hosts and _is_address(host)):
-        raise Problem(421, detail="this service does not answer to that host name; USHER_HOSTS names those it does")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        return bool(ipaddress.ip_address(host))
-    except ValueError:
-        return False
+    with contextlib.suppress(ValueError):  # it is no host, or no address
+        host = (hosts and urlsplit(f"//{asked.environ.get('HTTP_HOST', '')}").hostname) or ""
+        if not hosts or host in hosts or (ANY_ADDRESS in hosts and ipaddress.ip_address(host)):
+            return
+    raise Problem(421, detail="this service does not answer to that host name; USHER_HOSTS names those it does")
 
 
 def _check_request(asked: Request) -> None:
@@ -318,17 +318,6 @@ def _check_request(asked: Request) -> None:
         and not asked.accept_mimetypes.best_match(offered)
     ):
         raise Problem(406, detail="the answers here are application/json")
-
-
-def _host(header: str) -> str:
-    """Return the host of a Host header, without its port.
-
-    >>> _host("[::1]:8700"), _host("Localhost:8700"), _host("localhost")
-    ('::1', 'localhost', 'localhost')
-    """
-    if header.startswith("["):
-        return header[1:].partition("]")[0].lower()
-    return header.partition(":")[0].lower()
 
 
 def _answer_http(error: HTTPException) -> Response | HTTPException:

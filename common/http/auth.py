@@ -12,33 +12,40 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import math
+import re
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from flask import Flask, Request, current_app, g, redirect, request, session
 from flask.sessions import SecureCookieSessionInterface
+from werkzeug.middleware.proxy_fix import ProxyFix
 from werkzeug.wrappers import Response as AnyResponse
 
-from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import WARNING, event
-from usher.common.http.credentials import NOBODY_ASKED, PERSON, STRANGER, Credentials, Identity, Role, digest_of
-from usher.common.http.problem import Problem
-from usher.common.http.proxies import FROM_PROXY, Network, behind_proxies, neighbours
+from usher.common.http.answers import Problem
+from usher.common.http.credentials import NOBODY_ASKED, PERSON, STRANGER, Credentials, Identity, Network, Role
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 CSRF_FIELD, CSRF_HEADER = "csrf_token", "X-CSRF-Token"
 SESSION_S = 12 * 3600
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 _FORM = "application/x-www-form-urlencoded"
+#: In the environ of a request that came through a named proxy; and what may be its prefix.
+_FROM_PROXY, _PREFIX = "usher.from_proxy", re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 _UNFIT = "the proxy's header holds no name of 1 to 128 visible ASCII characters without a comma, or came twice"
 _UNHEARD = "from this address came too many wrong tokens; this one was not looked at, right or wrong"
 _NOT_ADMITTED = "the proxy has signed you on, but USHER_TOKENS_FILE has no `sign-on` line with the name it gives"
@@ -57,11 +64,9 @@ def needs(role: Role) -> Callable[[View], View]:
 def needed_role(app: Flask, endpoint: str | None, method: str) -> Role:
     """Return the role that a route requires. An unknown path requires the usual role, so that strangers do not learn
     which paths exist."""
-    view = app.view_functions.get(endpoint) if endpoint is not None else None
-    needed: Role | None = getattr(view, "usher_needs", None)
-    if needed is not None:
-        return needed
-    return Role.VIEWER if method in _SAFE else Role.OPERATOR
+    usual = Role.VIEWER if method in _SAFE else Role.OPERATOR
+    needed: Role = getattr(app.view_functions.get(endpoint or ""), "usher_needs", usual)
+    return needed
 
 
 def doorman() -> Doorman:
@@ -70,7 +75,6 @@ def doorman() -> Doorman:
 
 
 def csrf_token() -> str:
-    """Return the token that forms and scripts of a page send back (see above); empty without a session or sign-on."""
     return doorman().csrf_token()
 
 
@@ -80,7 +84,6 @@ def caller() -> str:
 
 
 def must_be_for(consumer: str) -> None:
-    """Raise Problem 403 unless the caller may speak for the consumer of that name."""
     if not g.identity.is_for(consumer):
         raise Problem(403, "not_your_name", "this token is for another consumer")
 
@@ -104,21 +107,21 @@ class Guesses:
                 self._minute, self._wrong, self._lines = minute, {}, Counter()
             wrong = self._wrong.get(address, ())
             heard = len(wrong) < self.MOST or seal in wrong or (address, seal) in self._right
+            self.refused += not heard
             return 0.0 if heard else 60.0 - now_s() % 60
 
-    def note(self, address: str, seal: str, *, is_right: bool) -> None:
+    def let_in(self, address: str, seal: str) -> None:
         with self._lock:
-            if is_right:
-                self._right.add((address, seal))
-                if len(self._right) > 10_000:
-                    self._right.clear()
-            else:
-                self._wrong.setdefault(address, set()).add(seal)
+            if len(self._right) > 10_000:
+                self._right.clear()
+            self._right.add((address, seal))
 
-    def count(self, address: str) -> bool:
+    def count(self, address: str, seal: str = "") -> bool:
         """Count a refused token. Return True if the log is to tell of it: of few of an address, and of all."""
         with self._lock:
             self.refused += 1
+            if seal:
+                self._wrong.setdefault(address, set()).add(seal)
             self._lines[address] += 1
             return self._lines[address] <= self.LINES and self._lines.total() <= 6 * self.LINES
 
@@ -200,18 +203,14 @@ class Doorman:
             raise Problem(403, "role_missing", f"this needs the role {needed.value}")
         return None
 
-    def sign_in(self, token: str) -> Identity | None:
-        """Begin a session of the owner of ``token`` (viewers and operators); None if no identity that may see pages has
-        this token. Raises Problem 429."""
-        identity = self._find(token, "log-in")
-        if identity is None or not identity.role.may(Role.VIEWER):
-            if identity is not None:
-                self._note_wrong("log-in")
-            return None
+    def sign_in(self, token: str) -> bool:
+        """Begin a session of the owner of ``token``; False if nobody who may see pages has it. Raises Problem 429."""
+        if self._find(token, "log-in", Role.VIEWER) is None:
+            return False
         session.clear()
         session.permanent = True
-        session.update(seal=self._credentials.seal(digest_of(token)), id=secrets.token_urlsafe(12))
-        return identity
+        session.update(seal=self._credentials.seal_token(token), id=secrets.token_urlsafe(12))
+        return True
 
     def sign_out(self) -> None:
         """End the session of the browser that asks. Raises RedisTrouble: it may go on."""
@@ -220,37 +219,34 @@ class Doorman:
             link.call("SET", keys.signed_out(session["id"]), "1", "PX", SESSION_S * 1000)
         session.clear()
 
-    def csrf_token(self, ago: int = 0) -> str:
-        """Return the token that must accompany every change by this browser; empty without a session or sign-on. Of
-        somebody whom a proxy names: that of ``ago`` times 12 hours before."""
+    def csrf_token(self) -> str:
+        """Return the token that must accompany every change by this browser; empty without a session or sign-on."""
         if name := g.get("signed_on"):
-            return self._credentials.seal(f"sign-on csrf {wall_ms() // (SESSION_S * 1000) - ago} {name}")
+            return self._credentials.seal(f"sign-on csrf {name}")
         return self._credentials.seal(f"csrf {session['id']}") if "id" in session else ""
 
     def recognise(self, asked: Request) -> tuple[Identity, bool]:
         if not self._credentials.asked:
             return NOBODY_ASKED, False
-        header: str | None = asked.environ.get("HTTP_AUTHORIZATION")
-        if header is not None:
-            scheme, _, token = header.partition(" ")
-            # WSGI decodes all headers as latin-1; tokens are UTF-8.
-            text = token.strip().encode("latin-1", "replace").decode("utf-8", "surrogateescape")
-            if scheme.lower() != "bearer":
-                self._note_wrong("header")
-                return STRANGER, False
-            try:
-                return self._find(text, "header") or STRANGER, False
-            except Problem as unheard:
-                g.refusal = unheard
-                return STRANGER, False
-        if (named := self._of_proxy(asked)) is not None:
-            return named, True
-        found = self._of_session()
+        if (header := asked.environ.get("HTTP_AUTHORIZATION")) is not None:
+            return self._of_header(header) or STRANGER, False
+        found = self._of_proxy(asked) or self._of_session()
         return found or STRANGER, found is not None
+
+    def _of_header(self, header: str) -> Identity | None:
+        scheme, _, token = header.partition(" ")
+        if scheme.lower() != "bearer":
+            self._note_wrong("header")
+            return None
+        try:  # WSGI decodes all headers as latin-1; tokens are UTF-8
+            return self._find(token.strip().encode("latin-1", "replace").decode("utf-8", "surrogateescape"), "header")
+        except Problem as unheard:
+            g.refusal = unheard
+            return None
 
     def _of_proxy(self, asked: Request) -> Identity | None:
         name: str | None = asked.environ.get(self._header)
-        if name is None or FROM_PROXY not in asked.environ or not self._credentials.people:
+        if name is None or _FROM_PROXY not in asked.environ or not self._credentials.people:
             return None
         if not PERSON.fullmatch(name):
             self._note_wrong("sign-on header")
@@ -261,21 +257,20 @@ class Doorman:
             g.refusal = Problem(403, "not_admitted", _NOT_ADMITTED)
         return person
 
-    def _find(self, token: str, place: str) -> Identity | None:
-        """Return the identity of a token that was sent; None if it is wrong. Raises Problem 429 when it was not looked
-        up: its address has sent too many wrong ones."""
-        seal = self._credentials.seal(digest_of(token))
+    def _find(self, token: str, place: str, least: Role = Role.ANYBODY) -> Identity | None:
+        """Return the identity of a token that was sent; None if it is wrong, or may not ``least``. Raises Problem 429
+        when it was not looked up: its address has sent too many wrong ones."""
+        seal = self._credentials.seal_token(token)
         if wait_s := self.guesses.wait_s(g.address, seal):
-            self.guesses.refused += 1
             raise Problem(429, "too_many_wrong_tokens", _UNHEARD, headers={"Retry-After": str(math.ceil(wait_s))})
-        found = self._credentials.known.get().get(seal)
-        self.guesses.note(g.address, seal, is_right=found is not None)
-        if found is None:
-            self._note_wrong(place)
+        if (found := self._credentials.known.get().get(seal)) is None or not found.role.may(least):
+            self._note_wrong(place, seal)
+            return None
+        self.guesses.let_in(g.address, seal)
         return found
 
-    def _note_wrong(self, place: str) -> None:
-        if self.guesses.count(g.address):
+    def _note_wrong(self, place: str, seal: str = "") -> None:
+        if self.guesses.count(g.address, seal):
             event("token_refused", level=WARNING, address=g.address, sent_in=place)
 
     def _of_session(self) -> Identity | None:
@@ -293,25 +288,18 @@ class Doorman:
         names in vain with the reason: they get no further with a token either."""
         if g.refusal is not None:
             raise g.refusal
-        sees_pages = (
-            asked.method in ("GET", "HEAD")
-            and not asked.path.startswith("/api/")
-            and "text/html" in asked.headers.get("Accept", "")
-        )
-        if self.login_path is not None and sees_pages:
+        is_page = asked.method in ("GET", "HEAD") and not asked.path.startswith("/api/")
+        if self.login_path is not None and is_page and "text/html" in asked.headers.get("Accept", ""):
             return redirect(f"{self.login_path}?next={quote(asked.full_path.rstrip('?'), safe='')}", 303)
         raise Problem(401, detail="send a valid bearer token", headers=_CHALLENGE)
 
     def _has_csrf_token(self, asked: Request) -> bool:
         given = asked.headers.get(CSRF_HEADER) or (asked.form.get(CSRF_FIELD, "") if asked.mimetype == _FORM else "")
-        return any(
-            hmac.compare_digest(given.encode("utf-8", "replace"), self.csrf_token(ago).encode()) for ago in (0, 1)
-        )
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self.csrf_token().encode())
 
 
 def local_path(wanted: str) -> str:
-    """Return the path to go to after the log-in: a path of this service, or ``/`` for anything that could lead
-    elsewhere.
+    """Return a path of this service to go to after the log-in; ``/`` for what could lead elsewhere.
 
     >>> local_path("/tickets/42?x=1"), local_path("//evil/"), local_path("/\\\\evil"), local_path("https://evil/")
     ('/tickets/42?x=1', '/', '/', '/')
@@ -327,3 +315,48 @@ def _from_elsewhere(asked: Request) -> bool:
         return site not in ("same-origin", "none")
     origin = asked.headers.get("Origin")
     return origin is not None and urlsplit(origin).netloc.lower() != asked.headers.get("Host", "").lower()
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Parse an address; one of IPv4 that is written as IPv6 is what it is."""
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def is_within(text: str, networks: Sequence[Network]) -> bool:
+    address = _address(text)
+    return address is not None and any(address in network for network in networks)
+
+
+def neighbours(text: str) -> str:
+    """Return what stands for an address where addresses are counted: whoever has one of IPv6 has all of its /64.
+
+    >>> neighbours("2001:db8::1:2:3"), neighbours("::ffff:10.0.0.1"), neighbours("10.0.0.1"), neighbours("")
+    ('2001:db8::/64', '10.0.0.1', '10.0.0.1', '')
+    """
+    if (address := _address(text)) is None or address.version == 4:
+        return str(address or text)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def behind_proxies(app: WSGIApplication, proxies: Sequence[Network]) -> WSGIApplication:
+    """Trust these proxies by their addresses: what they say of a request's address, host, scheme and path is taken for
+    the request's own, and what anybody else says of these is left alone. A prefix (``X-Forwarded-Prefix: /ops/usher``)
+    is taken off what is asked, if the proxy has left it on, and stands before every link, redirect and cookie path."""
+    fixed = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
+
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[Any]:
+        if not is_within(environ.get("REMOTE_ADDR", ""), proxies):
+            return app(environ, start_response)
+        environ[_FROM_PROXY] = True
+        prefix, path = environ.pop("HTTP_X_FORWARDED_PREFIX", "").rstrip("/"), environ["PATH_INFO"]
+        if _PREFIX.fullmatch(prefix):
+            environ["HTTP_X_FORWARDED_PREFIX"] = prefix
+            if path == prefix or path.startswith(f"{prefix}/"):
+                environ["PATH_INFO"] = path[len(prefix) :] or "/"
+        return fixed(environ, start_response)
+
+    return application

@@ -7,21 +7,28 @@ it has changed; a new version that cannot be used changes nothing and is reporte
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import hmac
+import ipaddress
+import math
 import os
 import re
 import secrets
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
+from usher.common.base.clock import now_s
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.base.log import ERROR, event
-from usher.common.http.tls import FileValue
 from usher.common.runtime.settings import is_loopback
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+T = TypeVar("T")
 _LARGEST_FILE = 4 * 1024 * 1024
 #: Shortest time between two looks at the file.
 _LOOK_S = 1.0
@@ -34,6 +41,11 @@ PERSON = re.compile(r"[!-+\--~]{1,128}")
 #: Characters of the shortest token that a program takes which other machines can reach: as many guesses as are heard
 #: in years must not find one.
 SHORTEST_TOKEN = 16
+
+
+#: Seconds until a failed read is repeated although nothing has changed: the fault may have been ours, with no file
+#: descriptor left.
+_AGAIN_S = 60.0
 
 
 class Role(enum.StrEnum):
@@ -84,6 +96,50 @@ NOBODY_ASKED = Identity(Role.ALL, "anybody")
 STRANGER = Identity(Role.ANYBODY, "anybody")
 
 
+class FileValue(Generic[T]):
+    """A value that ``make`` makes of files, looked at once in ``every_s``. New ones that cannot be used (SettingsError,
+    OSError) change nothing. ``tell`` hears of them, and (None) that the value is new. Called from several threads."""
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        make: Callable[[], T],
+        tell: Callable[[SettingsError | OSError | None], None],
+        every_s: float = 0.0,
+    ) -> None:
+        """Make the value. Raises what ``make`` raises."""
+        self._files, self._make, self._tell, self._every_s = files, make, tell, every_s
+        self._lock = threading.Lock()  # held by the thread that looks
+        self._seen, self._looked_s, self._again_s = self._look(), now_s(), math.inf
+        self._value = make()
+
+    def get(self) -> T:
+        if now_s() - self._looked_s < self._every_s or not self._lock.acquire(blocking=False):
+            return self._value
+        try:
+            self._looked_s, seen = now_s(), self._look()
+            if seen != self._seen or now_s() >= self._again_s:
+                self._seen, self._again_s = seen, math.inf
+                self._value = self._make()
+                self._tell(None)
+        except (SettingsError, OSError) as unfit:
+            self._again_s = now_s() + _AGAIN_S
+            self._tell(unfit)
+        finally:
+            self._lock.release()
+        return self._value
+
+    def _look(self) -> list[tuple[int, ...]]:
+        """Return values that change when a file does; the inode's time also changes with its owner or mode, which may
+        make it readable at last."""
+        seen = list[tuple[int, ...]]()
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                found = file.stat()
+                seen.append((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+        return seen
+
+
 class Credentials:
     """The table of one program. Called from several threads.
 
@@ -100,7 +156,7 @@ class Credentials:
         slow = hashlib.scrypt(api_token.encode(), salt=b"usher", n=2**14, r=8, p=1, dklen=32) if api_token else b""
         self.key = slow or secrets.token_bytes(32)
         tokens = dict(others or {}) | ({api_token: Identity(Role.ALL, "api-token")} if api_token else {})
-        self._fixed = {self.seal(digest_of(token)): identity for token, identity in tokens.items()}
+        self._fixed = {self.seal_token(token): identity for token, identity in tokens.items()}
         self._file = None if file is None else file.expanduser()
         #: Identities, by seal.
         self.known = FileValue([] if self._file is None else [self._file], self._read, self._told, _LOOK_S)
@@ -115,9 +171,11 @@ class Credentials:
         return [identity for identity in self.known.get().values() if identity.name.startswith(MARK)]
 
     def seal(self, text: str) -> str:
-        """Return the seal that stands for a token's hash in memory and in cookies; the hash alone is not enough to make
-        it."""
+        """Return what stands for a token's hash in memory and in cookies; the hash alone is not enough to make it."""
         return hmac.new(self.key, text.encode(), "sha256").hexdigest()
+
+    def seal_token(self, token: str) -> str:
+        return self.seal(digest_of(token))
 
     def person(self, name: str) -> Identity:
         """Return what somebody may do whom a proxy names: ``Role.ANYBODY`` who is not in the file."""
@@ -132,14 +190,13 @@ class Credentials:
     def _told(self, unfit: SettingsError | OSError | None) -> None:
         if unfit is None:
             event("tokens_reloaded", tokens=len(self.known.get()))
-            return
-        problems, means = list(getattr(unfit, "problems", ())), "the former tokens stay in use"
-        event("tokens_file_unusable", level=ERROR, problems=problems, means=means)
+        else:
+            problems, means = list(getattr(unfit, "problems", ())), "the former tokens stay in use"
+            event("tokens_file_unusable", level=ERROR, problems=problems, means=means)
 
 
 def reach_problems(bind: str, api_token: str, file: Path | None) -> list[str]:
-    """Return what is wrong with the tokens if others can reach the address, and no token is required, or one that is
-    easily guessed."""
+    """Return what is wrong if others can reach the address, and need no token, or one that is easily guessed."""
     if is_loopback(bind):
         return []
     if 0 < len(api_token) < SHORTEST_TOKEN:
@@ -158,6 +215,24 @@ def reach_problems(bind: str, api_token: str, file: Path | None) -> list[str]:
 def check_reach(bind: str, api_token: str, file: Path | None) -> None:
     if problems := reach_problems(bind, api_token, file):
         raise StartRefused("; ".join(problems))
+
+
+def parse_networks(value: str) -> tuple[Network, ...]:
+    """Return addresses and networks, comma separated. Raises ValueError, also for a network of all addresses: whoever
+    reaches the port could be anybody then.
+
+    >>> parse_networks("10.0.0.5, fd00::/8")
+    (IPv4Network('10.0.0.5/32'), IPv6Network('fd00::/8'))
+    """
+    try:
+        found = tuple(ipaddress.ip_network(one.strip()) for one in value.split(",") if one.strip())
+    except ValueError:
+        found = ()
+    if value and not found:
+        raise ValueError("must be addresses and networks like 10.0.0.5,10.1.0.0/24, comma separated")
+    if any(network.prefixlen == 0 for network in found):
+        raise ValueError("must not be all addresses: whoever reaches the port could say that they are anybody")
+    return found
 
 
 def digest_of(token: str) -> str:

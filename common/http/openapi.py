@@ -11,6 +11,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from flask import Flask, Response, request
@@ -19,35 +20,16 @@ from pydantic.json_schema import JsonSchemaMode
 from typing_extensions import TypedDict
 from werkzeug.routing import Rule
 
+from usher.common.http.answers import answer
 from usher.common.http.auth import needed_role, needs
 from usher.common.http.credentials import Role
-from usher.common.http.problem import answer
 
 JSON, PROBLEM = "application/json", "application/problem+json"
-_VERSION = "3.1.0"
 _PARAMETER = re.compile(r"<(?:([^<>:]+):)?([^<>]+)>")
-_REFERENCES = "#/components/schemas/{model}"
 #: Errors of any route; below, those of routes with a body, and those of routes that require a token.
-_ALWAYS = {
-    400: "the request is not proper HTTP or JSON",
-    406: "answers are JSON",
-    414: "path and query too long",
-    421: "not a host name of this service",
-    429: "too many requests; Retry-After",
-    431: "headers too large",
-    500: "a bug; the log has the request id",
-    503: "not now; Retry-After",
-}
-_OF_BODIES = {
-    408: "the body came too slowly",
-    411: "no length",
-    413: "too large",
-    415: "not JSON in UTF-8",
-    422: "fields that cannot be used",
-}
-_OF_TOKENS = {401: "no token, or an unknown one", 403: "the token does not allow this"}
-
-_SHARED = _ALWAYS | _OF_BODIES | _OF_TOKENS
+_ALWAYS = (400, 406, 414, 421, 429, 431, 500, 503)
+_OF_BODIES, _OF_TOKENS = (408, 411, 413, 415, 422), (401, 403)
+_SHARED = {status: HTTPStatus(status).phrase for status in sorted(_ALWAYS + _OF_BODIES + _OF_TOKENS)}
 
 View = TypeVar("View", bound=Callable[..., Any])
 #: A type, and whether it is read or written: its schema may differ.
@@ -74,15 +56,9 @@ class Operation:
     query: type[BaseModel] | None = None
     problems: Mapping[int, str] = field(default_factory=dict)
 
-    @property
-    def kinds(self) -> list[_Kind]:
-        documents = (kind for kind in self.answers.values() if kind is not None and not isinstance(kind, str))
-        return [*((kind, "serialization") for kind in documents), (self.body, "validation")]
-
 
 def tells(summary: str, answers: Mapping[int, Any], *, role: Role | None = None, **more: Any) -> Callable[[View], View]:
-    """Decorate a view with its ``Operation``. ``role``: see ``usher.common.http.auth``; None: viewer for GET, operator
-    for changes."""
+    """Decorate a view with its ``Operation``. ``role``: None: viewer for GET, operator for changes."""
 
     def mark(view: View) -> View:
         view.usher_operation = Operation(summary, answers, **more)  # type: ignore[attr-defined]
@@ -102,29 +78,27 @@ def add_document(app: Flask, title: str) -> None:
 
 
 def document(app: Flask, title: str) -> dict[str, Any]:
-    """Return the OpenAPI document of all routes below ``/api``, and of others that are described. Raises TypeError for
-    a route below ``/api`` without a description."""
+    """Return the OpenAPI document of all described routes. Raises TypeError for one below ``/api`` that is not."""
     routes = list(_routes(app))
     kinds: dict[_Kind, None] = {(_Problem, "serialization"): None}
-    kinds |= {kind: None for _, _, operation in routes for kind in operation.kinds if kind[0] is not None}
+    for _, _, operation in routes:
+        documents = (kind for kind in operation.answers.values() if kind is not None and not isinstance(kind, str))
+        kinds |= {(kind, "serialization"): None for kind in documents}
+        kinds |= {} if operation.body is None else {(operation.body, "validation"): None}
     asked = [(kind, mode, TypeAdapter(kind)) for kind, mode in kinds]
-    schemas, shared = TypeAdapter.json_schemas(asked, ref_template=_REFERENCES)
+    schemas, shared = TypeAdapter.json_schemas(asked, ref_template="#/components/schemas/{model}")
     problem = {"content": {PROBLEM: {"schema": schemas[_Problem, "serialization"]}}}
     paths: dict[str, dict[str, Any]] = {}
     for rule, method, operation in routes:
         told = _operation(operation, schemas, rule, needed_role(app, rule.endpoint, method), problem)
         paths.setdefault(_PARAMETER.sub(r"{\2}", rule.rule), {})[method.lower()] = told
     return {
-        "openapi": _VERSION,
-        "info": {
-            "title": title,
-            "version": "1",
-            "description": "Errors are problem documents (RFC 9457) with a request id.",
-        },
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": "1", "description": "Errors are problem documents (RFC 9457)."},
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": shared["$defs"],
-            "responses": {str(status): {"description": said, **problem} for status, said in sorted(_SHARED.items())},
+            "responses": {str(status): {"description": said, **problem} for status, said in _SHARED.items()},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -143,8 +117,8 @@ def _routes(app: Flask) -> Iterator[tuple[Rule, str, Operation]]:
 def _operation(
     operation: Operation, schemas: Mapping[_Kind, Any], rule: Rule, role: Role, problem: Mapping[str, Any]
 ) -> dict[str, Any]:
-    shared = {**_ALWAYS, **(_OF_BODIES if operation.body else {}), **(_OF_TOKENS if role is not Role.ANYBODY else {})}
-    shared |= {422: ""} if operation.query is not None else {}
+    shared = [*_ALWAYS, *(_OF_BODIES if operation.body else ()), *(_OF_TOKENS if role is not Role.ANYBODY else ())]
+    shared += [422] if operation.query is not None else []
     responses: dict[str, Any] = {str(status): {"$ref": f"#/components/responses/{status}"} for status in shared}
     responses |= {str(status): {"description": said, **problem} for status, said in operation.problems.items()}
     for status, kind in operation.answers.items():
@@ -177,9 +151,8 @@ def _operation(
 def _in_path(rule: Rule, name: str) -> dict[str, Any]:
     [converter] = [kind for kind, variable in _PARAMETER.findall(rule.rule) if variable == name]
     pattern = rule.map.converters[converter or "default"].regex
-    return {"type": "string", "minLength": 1} | (
-        {} if pattern.startswith("[^") or "\\S" in pattern else {"pattern": f"^{pattern}$"}
-    )
+    is_any = pattern.startswith("[^") or "\\S" in pattern
+    return {"type": "string", "minLength": 1} | ({} if is_any else {"pattern": f"^{pattern}$"})
 
 
 def _query(model: type[BaseModel]) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ gunicorn (26.1 and later) is used as it is, by its settings and server hooks, bu
   threads stand still says nothing either. After 5 early deaths in a row without any progress one is started again after
   a pause that grows to 10 s.
 * A worker ends where it was forked: no ``finally`` or ``atexit`` of its parent runs twice.
-
 * A request gets a thread when it has arrived whole, and the loop waits for it till then, so that strangers who send
   nothing, half a head, half a body or one request behind another hold none; where too many wait, those that wait
   longest are closed. Questions for health have threads of their own. (Behind TLS, and of chunks and bodies above
@@ -39,6 +38,7 @@ import resource
 import selectors
 import signal
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -54,9 +54,9 @@ from gunicorn.workers.workertmp import WorkerTmp
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import CHANCE
-from usher.common.base.errors import StartRefused, UsherError
+from usher.common.base.errors import SettingsError, StartRefused, UsherError
 from usher.common.base.log import CRITICAL, DEBUG, ERROR, WARNING, event, flush
-from usher.common.http.tls import ServerTls
+from usher.common.http.credentials import FileValue
 from usher.common.runtime.fork_guard import end_children_by, try_for
 from usher.common.runtime.memory import oom_kills
 from usher.common.runtime.service import Service, ServiceEnded
@@ -110,7 +110,7 @@ _SHORT_LIFE_S = 5.0
 _MOST_AT_ONCE = 5
 #: Objects that came and stayed before the collector looks at them.
 _NEW_OBJECTS = 20_000
-#: Exit codes of a worker after which the arbiter starts no other: it could not start.
+#: Exit codes of a worker that could not start: the arbiter starts no other.
 NEVER_AGAIN = (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
 #: The signals that end a program, all in the same way; and those that mean more workers, fewer, or a second arbiter,
 #: none of which fits here.
@@ -180,8 +180,7 @@ def url_of(host: str, port: int, tls: bool) -> str:
 
 
 def check_address(bind: str, setting: str) -> None:
-    """Raise StartRefused, naming ``setting``, unless ``bind`` (``host:port``) can be listened at. Port 0 is always
-    free."""
+    """Raise StartRefused, naming ``setting``, unless ``bind`` can be listened at. Port 0 is always free."""
     listen(bind, setting).close()
 
 
@@ -194,20 +193,13 @@ def listen(bind: str, setting: str, near: int = 0) -> socket.socket:
     except OSError as unknown:
         raise StartRefused(f"{setting}: the host of {bind} cannot be found: {unknown.strerror}") from unknown
     # "localhost" is 127.0.0.1 to clients
-    family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
-    if host == "::" and not socket.has_dualstack_ipv6():  # all addresses of this machine, which has none of IPv6
-        family, address = socket.AF_INET, ("0.0.0.0", int(port))  # noqa: S104 - that was asked for
-    listener = socket.socket(family, kind, protocol)
+    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    is_any = host == "::"
+    if is_any and not socket.has_dualstack_ipv6():  # all addresses of this machine, which has none of IPv6
+        is_any, family, address = False, socket.AF_INET, ("0.0.0.0", int(port))  # noqa: S104 - that was asked for
     try:
-        if family == socket.AF_INET6:  # also where the system says otherwise
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the connections that it accepts have these too
-            listener.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _CLIENT_S, 0))
-        listener.bind(address)
-        listener.listen(1024)
+        listener = socket.create_server(address, family=family, backlog=1024, dualstack_ipv6=is_any)
     except OSError as refused:
-        listener.close()
         if near and refused.errno == errno.EADDRINUSE:
             return listen(f"{bind.rpartition(':')[0]}:{int(port) + 1}", setting, near - 1)
         reasons = {
@@ -217,6 +209,8 @@ def listen(bind: str, setting: str, near: int = 0) -> socket.socket:
         }
         reason = reasons.get(refused.errno or 0, f"cannot be used: {refused.strerror}")
         raise StartRefused(f"{setting}: {bind} {reason}") from refused
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the connections that it accepts have these too
+        listener.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _CLIENT_S, 0))
     return listener
 
 
@@ -244,8 +238,7 @@ def _flush() -> None:
 
 
 class Liveness(NamedTuple):
-    """``silence_s``: how long a program may be silent from now on. ``stalled``: the services that stand still, and for
-    how long; "" when all go on."""
+    """``silence_s``: how long a program may be silent. ``stalled``: services that stand still, "" when all go on."""
 
     silence_s: float
     stalled: str = ""
@@ -284,8 +277,7 @@ class WorkerEnds:
     def __init__(
         self, running: Callable[[], Sequence[str]] = lambda: (), before_restart: Callable[[], None] = lambda: None
     ) -> None:
-        """``running`` names what ran in a worker that stood still, for the log."""
-        self._running = running
+        self._running = running  # names what ran in a worker that stood still, for the log
         self.before_restart = before_restart
         self._kills: int | None = None
         self.shared = mmap.mmap(-1, 2)  # with its arbiter: that this worker has made progress, runs code of others
@@ -485,6 +477,36 @@ class _Log:
     debug = setup = access = reopen_files = close_on_exec = _nothing
 
 
+class ServerTls(FileValue[ssl.SSLContext]):
+    """The context for new connections of a server: a certificate chain and its key, in PEM."""
+
+    def __init__(self, cert: Path, key: Path | None) -> None:
+        self.cert, self._key = cert.expanduser(), (key or cert).expanduser()
+        super().__init__((self.cert, self._key), self._load, self._told)
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.cert, self._key)
+        except (OSError, ssl.SSLError) as problem:
+            why = problem.strerror or type(problem).__name__
+            raise SettingsError(
+                [f"USHER_TLS_CERT, USHER_TLS_KEY: {self.cert} and {self._key} cannot be used: {why}"]
+            ) from None
+        return context
+
+    def _told(self, unfit: SettingsError | OSError | None) -> None:
+        if unfit is None:
+            event("certificate_reloaded", file=str(self.cert))
+        else:
+            event("certificate_unusable", level=ERROR, why=str(unfit), means="the former certificate stays in use")
+
+
+def server_tls(cert: Path | None, key: Path | None) -> ServerTls | None:
+    return None if cert is None else ServerTls(cert, key)
+
+
 class _Drain(Service):
     """Run the program's ``stop`` once, when asked; a signal handler may start no thread."""
 
@@ -507,8 +529,7 @@ class _Drain(Service):
 
 
 class _Arbiter(Arbiter):
-    """gunicorn's arbiter, which takes these codes for a worker that cannot start: not once a handler may have ended
-    it, by ``os._exit(3)``."""
+    """Takes these codes for a worker that cannot start, but not once a handler may have ended it by ``os._exit(3)``."""
 
     app: _Program
     WORKER_BOOT_ERROR = property(lambda self: -1 if self.app.ends.shared[1] else Arbiter.WORKER_BOOT_ERROR)
@@ -701,8 +722,7 @@ class _Program(BaseApplication):
             os.kill(os.getpid(), signal.SIGTERM)  # to ``_on_signal``, on the main thread
 
     def _worker_exit(self, _arbiter: Any, _worker: Any) -> None:
-        """End the process, here: the frames above belong to the parent, and threads that wait for clients are not
-        waited for."""
+        """End the process, here: the frames above belong to the parent. Threads that wait for clients do not count."""
         if os.getpid() == self._arbiter_pid:
             return  # gunicorn calls this in the arbiter too, for a worker that it cannot find
         code: Any = 1

@@ -26,8 +26,7 @@ import orjson
 from usher.common.base.clock import now_s
 from usher.common.base.errors import HandlerUnusable, RedisTrouble, SettingsError
 from usher.common.base.log import configure, redacted
-from usher.common.http.serve import Liveness, WorkerEnds, leave, listen, serve, url_of
-from usher.common.http.tls import server_tls
+from usher.common.http.serve import Liveness, WorkerEnds, leave, listen, serve, server_tls, url_of
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import BESIDE, NAME, RETRYING_HEADER, Registration
 from usher.common.redis.client import CommandRefused

@@ -4,22 +4,19 @@ readers; and who may come in, by the settings: tokens, proxies, host names."""
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from flask import Flask, Response
+from flask import Flask
 
 from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import DoctorFinding, DoctorSeverity
 from usher.common.http import app as web
-from usher.common.http.app import Problem, answer_problem
+from usher.common.http.answers import LiveStreams
 from usher.common.http.auth import Doorman
-from usher.common.http.credentials import Credentials, Role
-from usher.common.http.openapi import add_document, tells
-from usher.common.http.proxies import parse_networks
-from usher.common.http.push import LiveStreams
+from usher.common.http.credentials import Credentials, Role, parse_networks
+from usher.common.http.openapi import add_document
+from usher.common.http.serve import MOST_FOLLOWERS
 from usher.common.observability.metrics import Metrics
 from usher.common.redis.client import SharedLink
 from usher.common.runtime.service import Health, Service
@@ -27,19 +24,16 @@ from usher.common.runtime.settings import is_loopback
 from usher.master.assembly.program import LeaderServices, MasterContext
 from usher.master.insight.live import LiveOverview, TicketFeed
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
-from usher.master.insight.stats import BacklogLimits, BacklogWatch, lag_document
+from usher.master.insight.stats import BacklogLimits, BacklogWatch
 from usher.master.insight.status import FIELDS_S
-from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.consumer_http import OwnerQuestion
 from usher.master.membership.health_url import HealthHosts
-from usher.master.membership.registry import Membership, NameInUse, RegistrationOver
+from usher.master.membership.registry import Membership
 from usher.master.operations.trimming import retention_of
 from usher.master.settings import MasterSettings
-from usher.master.verbs.verbs import Lag
 from usher.master.web.api import REGISTER_BODY, Desk, Parts, operator_routes, routes
 from usher.master.web.pages.site import add_pages
 
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _Part = TypeVar("_Part", bound=Any)
 
 
@@ -61,7 +55,7 @@ class HttpServices:
         self._leading = leading
         self._closing = contextlib.ExitStack()
         settings, link, keys, lead = place.settings, place.link, place.keys, leading.lead
-        self._live = self._kept(LiveStreams())
+        self._live = self._kept(LiveStreams(MOST_FOLLOWERS))
         field = settings.work_ticket_field
         self._feed = TicketFeed(link("feed"), keys, field, self._live)
         self._reads = self._kept(SharedLink(place.redis_url, "master:reads"))
@@ -81,10 +75,9 @@ class HttpServices:
         metrics.add(MasterMetrics(parts.stats, all_services, leading.dispatcher, leading.health))
         metrics.add(AuditMetrics(parts.status.proofs))
         membership = Membership(self._kept(link("register")), keys, place.lease_ms)
-        window, look_now = TICKET_WINDOW, leading.roster.wake
-        desk = Desk(membership, parts.status, leading.dispatcher, lead, all_services, window, look_now, self._feed)
+        of_desk = lead, all_services, leading.roster.wake, self._feed, beside
+        desk, hosts = Desk(membership, parts.status, leading.dispatcher, *of_desk), hosts_of(settings)
         facts: dict[str, Any] = {"metrics": metrics, "draining": draining, "stalled": stalled}
-        hosts, desk.beside = hosts_of(settings), beside
         self.app = create_app(desk, doorman=doorman, health_hosts=place.hosts, hosts=hosts, parts=parts, **facts)
 
     def _make_parts(self, reads: SharedLink, trusted: str) -> Parts:
@@ -127,31 +120,11 @@ def create_app(
     if parts is not None:
         app.register_blueprint(operator_routes(parts))
         add_pages(app, parts)
-
-        @app.get("/api/lag")
-        @tells("Plain numbers for autoscalers, such as KEDA's metrics-api scaler.", {200: Lag})
-        def lag() -> Response:
-            return web.answer(lag_document(parts.stats.read()))
-
     if metrics is not None:
         web.add_metrics(app, metrics)
     web.add_health(app, desk.health, desk.leading, draining, stalled)
     add_document(app, "Usher: a master")
-    _add_errors(app)
     return app
-
-
-def _add_errors(app: Flask) -> None:
-    @app.errorhandler(NameInUse)
-    def name_in_use(held: NameInUse) -> Response:
-        retry_after = {"Retry-After": str(max(1, math.ceil(held.retry_after_ms / 1000)))}
-        return answer_problem(Problem(409, "name_in_use", str(held), headers=retry_after))
-
-    @app.errorhandler(RegistrationOver)
-    def registration_over(_over: RegistrationOver) -> Response:
-        return answer_problem(
-            Problem(410, "registration_over", "the registration under this uuid has ended; register under a new one")
-        )
 
 
 def sign_on(settings: MasterSettings, credentials: Credentials) -> str:
@@ -168,15 +141,9 @@ def findings(trusted: str) -> tuple[DoctorFinding, ...]:
     return (DoctorFinding("sign-on by proxies", DoctorSeverity.OK, trusted, means),) if trusted else ()
 
 
-def hosts_of(settings: MasterSettings) -> tuple[str, ...]:
-    """Return the host names that a request may be addressed to; empty: any.
-
-    A page of somewhere else can make its own name lead to 127.0.0.1 (DNS rebinding). Where a token is required, that
-    gains it nothing.
-    """
-    named = tuple(host.strip().strip("[]") for host in settings.hosts.split(",") if host.strip())
-    own = (settings.bind.rpartition(":")[0].strip("[]"), urlsplit(settings.advertise_url).hostname or "")
-    if named:
+def hosts_of(settings: MasterSettings) -> list[str]:
+    """Return the host names that a request may be addressed to; empty: any."""
+    if named := [host.strip().strip("[]") for host in settings.hosts.split(",") if host.strip()]:
         return named
-    asked = settings.api_token or settings.tokens_file
-    return () if asked or not is_loopback(settings.bind) else tuple(filter(None, (*_LOCAL_NAMES, *own)))
+    asked = settings.api_token or settings.tokens_file or not is_loopback(settings.bind)
+    return [] if asked else web.own_hosts(settings.bind, settings.advertise_url)

@@ -1,8 +1,8 @@
 """Live views: what goes on, as it happens, from Redis alone, so that a standby can show it too.
 
 The live overview is the state of the whole system for the page, read once for everybody who watches. While a page is
-open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every four minutes, in one
-round trip, so that a page finds rates when it opens. Open pages ask again every two seconds; that is how they learn in
+open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every four minutes, in
+one round trip, so that a page finds rates when it opens. Open pages ask again every two seconds; that is how they learn in
 time that there is no news. ``usher stuck`` takes two looks of its own.
 
 The feed serves all followers of tickets. Three streams (ticket stream, run log, dead letters) are read on, once for all
@@ -68,7 +68,7 @@ from usher.master.policy.rules import Rule, Rulebook, Target
 from usher.master.policy.states import Queue, Seen, TicketFilter
 
 if TYPE_CHECKING:  # commands that look do without a web server
-    from usher.common.http.push import LiveStream, LiveStreams
+    from usher.common.http.answers import LiveStream, LiveStreams
 
 #: Records read by one call; and the most entries that are looked at under ``master``, at first and where it goes on.
 _COUNT, _PARKED, _FURTHER = 1000, 50, 500

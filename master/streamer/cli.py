@@ -47,8 +47,7 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
     configure("streamer", settings.log_level, settings.log_format, settings.secrets)
     if migrate or waiting:
         sys.exit(_looked(settings, migrate))
-    from usher.common.http.serve import check_address, serve
-    from usher.common.http.tls import server_tls
+    from usher.common.http.serve import check_address, serve, server_tls
     from usher.master.streamer.program import StreamerProgram
 
     if bind := settings.outbox_bind:

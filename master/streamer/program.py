@@ -318,7 +318,8 @@ class StreamerProgram:
         settings, metrics = self._settings, Metrics()
         metrics.add(lambda: streamer_metrics(self, settings.outbox_name))
         guard = Doorman(Credentials(settings.api_token, settings.tokens_file))
-        app = web.create_app(__name__, guard, max_body=0, hosts=hosts_of(settings))
+        hosts = () if guard.asks or not is_loopback(settings.outbox_bind) else web.own_hosts(settings.outbox_bind)
+        app = web.create_app(__name__, guard, max_body=0, hosts=hosts)
         web.add_health(app, self._health, self._facts, lambda: self._stopping, lambda: self.liveness().stalled)
         web.add_metrics(app, metrics)
         return app
@@ -372,13 +373,6 @@ def _check_waitaof(link: Link) -> None:
             f"USHER_OUTBOX_WAIT_AOF: this Redis has no WAITAOF, or has its append-only file off ({refused}). Before"
             " 7.2, `appendfsync always` does the same: Redis answers when the entries are on disk"
         ) from refused
-
-
-def hosts_of(settings: StreamerSettings) -> tuple[str, ...]:
-    """Return the hosts that requests may name; empty: any. A page of somewhere else can make its own name lead to
-    127.0.0.1 (DNS rebinding). Where a token is required, that gains it nothing."""
-    asked = settings.api_token or settings.tokens_file
-    return () if asked or not is_loopback(settings.outbox_bind) else (web.ANY_ADDRESS, "localhost")
 
 
 def streamer_metrics(program: StreamerProgram, outbox: str) -> Iterable[Metric]:

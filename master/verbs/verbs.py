@@ -26,19 +26,19 @@ from dataclasses import dataclass, field
 from time import thread_time
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 from typing_extensions import TypedDict
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.errors import MessageUndecodable, ReplyUnknown, UsherError
 from usher.common.base.log import event
 from usher.common.base.text import pluralize, span
-from usher.common.http.fields import OneLine, StreamId, TicketId
 from usher.common.protocol.last_error import error_name
 from usher.common.protocol.message import LONGEST_TICKET, check_ticket, ticket_value
 from usher.common.protocol.registration import NAME
 from usher.common.protocol.stream_id import is_id, rank
 from usher.common.runtime.service import Service
+from usher.common.runtime.settings import checked_by
 from usher.common.sending.producer import LATEST_MS
 from usher.master.insight.formatting import moment
 from usher.master.operations.action_log import FAILED, OperatorAction, StepResult, counted
@@ -49,6 +49,29 @@ from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Target, 
 from usher.master.policy.states import LISTED, TicketFilter, parse_states
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.verbs.view import OrderResult, View
+
+
+def _check_ticket_id(value: str) -> None:
+    if not 0 < len(value.encode("utf-8", "surrogatepass")) <= LONGEST_TICKET:
+        raise ValueError(f"must be text of 1 to {LONGEST_TICKET} bytes")
+
+
+def _check_stream_id(value: str) -> None:
+    if not is_id(value):
+        raise ValueError("must be a stream id like 1526919030474-55")
+
+
+def _check_line(value: str) -> None:
+    if not value.isprintable():
+        raise ValueError("must be one line of text, without control characters")
+
+
+#: Text for people: any markup is shown literally, and nothing can end a line or colour a terminal.
+OneLine = Annotated[str, checked_by(_check_line)]
+#: Any text: a ticket may have any name.
+TicketId = Annotated[str, Field(min_length=1, max_length=LONGEST_TICKET), checked_by(_check_ticket_id)]
+_STREAM_ID = WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,20}$"})
+StreamId = Annotated[str, checked_by(_check_stream_id), _STREAM_ID]
 
 
 class Registered(TypedDict):

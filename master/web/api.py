@@ -9,15 +9,16 @@ by the former ones; ``handed_over`` messages had been before, and run to their e
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qs
 
 from flask import Blueprint, Response, g, request
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from usher.common.base.clock import now_s
@@ -26,17 +27,10 @@ from usher.common.doctor.judgements import DoctorFinding
 from usher.common.http.app import Problem, answer, parse_json, read_body, read_json, read_query, unprocessable
 from usher.common.http.auth import caller, must_be_for
 from usher.common.http.credentials import Role
-from usher.common.http.fields import PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
+from usher.common.protocol import registration
 from usher.common.protocol.message import LONGEST_NAME, LONGEST_TICKET, check_field_name
-from usher.common.protocol.registration import (
-    MOST_SLOTS,
-    NO_LOCK,
-    RETRYING_HEADER,
-    WINDOW_HEADER,
-    Registration,
-    name_of,
-)
+from usher.common.protocol.registration import MOST_SLOTS, NO_LOCK, Registration, name_of
 from usher.common.protocol.stream_id import is_id
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.runtime.service import Health, Service, judge
@@ -44,29 +38,18 @@ from usher.common.runtime.settings import ConsumerName, checked_by
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
 from usher.master.insight.live import LiveOverview, TicketFeed, parse_position
-from usher.master.insight.stats import Kept
+from usher.master.insight.stats import Kept, lag_document
 from usher.master.insight.status import LONGEST_VALUE, ROWS, MessageFields, StatusReader, examined
 from usher.master.leader.elector import Lead
+from usher.master.leader.limits import TICKET_WINDOW
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
-from usher.master.membership.registry import Membership, RegistrationResult
+from usher.master.membership.registry import Membership, NameInUse, RegistrationOver, RegistrationResult
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.operations.shelves import DelayedRow
 from usher.master.policy.trim import Retention
 from usher.master.verbs import verbs
-from usher.master.verbs.verbs import (
-    VERBS,
-    Args,
-    BulkJobs,
-    DelayedAsk,
-    Given,
-    LetterAsk,
-    NewOrder,
-    OrderArgs,
-    Outcome,
-    Unfit,
-    Verb,
-)
+from usher.master.verbs.verbs import VERBS, Args, Given, Outcome, StreamId, TicketId, Verb
 from usher.master.verbs.view import View
 
 #: Seconds that a report waits for the dispatcher's next turn; then it is answered "not leader" and comes again.
@@ -79,47 +62,34 @@ class NotLeader(Problem):
     """``leader_url``: None when there is no leader at the moment."""
 
     def __init__(self, leader_url: str | None) -> None:
-        told: dict[str, Any] = {"headers": {"Retry-After": "1"}, "leader_url": leader_url}
-        super().__init__(503, "not_leader", "this master is a standby", **told)
+        why, again = "this master is a standby", {"Retry-After": "1"}
+        super().__init__(503, "not_leader", why, headers=again, leader_url=leader_url)
 
 
 class IncarnationFenced(Problem):
-    """The leader does not know this incarnation."""
-
     def __init__(self) -> None:
         super().__init__(409, "fenced", "this incarnation has ended; stop its work and register again")
 
 
 @dataclass
 class Desk:
-    """The master's side of what consumers ask. ``ticket_window``: most messages of one ticket that are handed over at a
-    time. ``look_now``: makes the leader look at the registry at once. ``beside``: of what else is in this process."""
+    """The master's side of what consumers ask. ``look_now``: makes the leader look at the registry at once. ``beside``:
+    of what else is in this process."""
 
     membership: Membership
     status: StatusReader
     dispatcher: Dispatcher
     lead: Lead
     services: Sequence[Service]
-    ticket_window: int
     look_now: Callable[[], None]
     feed: TicketFeed
     beside: Callable[[], Health] = lambda: Health(())
-
-    @property
-    def window(self) -> Callable[[str], int | None]:
-        return self.dispatcher.window
-
-    def register(self, asked: Registration) -> RegistrationResult:
-        """Raises NameInUse, RegistrationOver."""
-        registered = self.membership.register(asked)
-        self.look_now()
-        return registered
 
     def deregister(self, incarnation: str) -> bool:
         """Take a consumer's goodbye; False: the incarnation is unknown. Redis knows whether it has left; this only
         makes the leader look at once."""
         if not self.dispatcher.leads:
-            raise NotLeader(self.leader_url)
+            raise NotLeader(self.lead.leader_url)
         known = incarnation in self.dispatcher.board.consumers
         self.look_now()
         return known
@@ -132,12 +102,12 @@ class Desk:
         report is a hint, and losing one in a change of leader costs only speed."""
         known = not report.wants_answers and report.incarnation in self.dispatcher.board.consumers
         if not self.dispatcher.leads:
-            raise NotLeader(self.leader_url)
+            raise NotLeader(self.lead.leader_url)
         if self.dispatcher.post(report) < _MOST_UNREAD and known:
             return []
         report.answered.wait(_ANSWER_S)
         if report.answers is None:
-            raise NotLeader(self.leader_url)
+            raise NotLeader(self.lead.leader_url)
         if report.fenced:
             raise IncarnationFenced
         return report.answers
@@ -156,14 +126,10 @@ class Desk:
         own, other = judge(self.services, now_s()), self.beside()
         return Health((*own.reasons, *other.reasons), other.warnings)
 
-    @property
-    def leader_url(self) -> str | None:
-        return self.lead.leader_url
-
     def leading(self) -> dict[str, Any]:
         """From memory, so that health answers when Redis does not."""
         role = "leader" if self.dispatcher.leads else "standby"
-        return {"role": role, "leader": role == "leader", "leader_url": self.leader_url, "epoch": self.lead.epoch}
+        return {"role": role, "leader": role == "leader", "leader_url": self.lead.leader_url, "epoch": self.lead.epoch}
 
 
 #: Seconds for which findings are shown again: an examination watches clocks for 0.1 s.
@@ -186,7 +152,7 @@ class Parts(View):
         about = self.link, self.keys, int(self.settings.lease_seconds * 1000), self.settings.sources, of_master
         self.doctor = Kept(_FOUND_FOR_S, lambda: examined(*about))
         overview.on_rest = self.status.forget
-        self.bulk = BulkJobs()
+        self.bulk = verbs.BulkJobs()
 
 
 # -- what a caller may see
@@ -234,35 +200,31 @@ def without_texts(document: Any) -> Any:
 REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
 #: The most messages of one report.
 MOST_MESSAGES = 1000
-_LARGEST_FENCE = 2**63 - 1
-_MINIMAL = "return=minimal"
-_TICKETS_PATH = b"/api/tickets/"
+_MINIMAL, _EVENT_STREAM = "return=minimal", "text/event-stream"
 TICKET_PROBLEMS = {404: "unknown_ticket", 422: "ticket ids have 1 to 256 bytes"}
 
 _MESSAGE_IDS = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20})*")
 
 
-_HealthUrl = Annotated[
-    str,
-    checked_by(host_of),
-    WithJsonSchema(
-        {
-            "type": "string",
-            "format": "uri",
-            "pattern": "^https?://",
-            "maxLength": 512,
-            "description": "Its host is in USHER_HEALTH_HOSTS.",
-        }
-    ),
-]
-_Uuid = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-_Lock = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,200}$")]
-_Incarnation = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}$")]
+_HEALTH_URL = {"type": "string", "format": "uri", "pattern": "^https?://", "maxLength": 512}
+_HEALTH_URL |= {"description": "Its host is in USHER_HEALTH_HOSTS."}
+_HealthUrl = Annotated[str, checked_by(host_of), WithJsonSchema(_HEALTH_URL)]
+_Incarnation = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}$")]
 _TICKET_ID = {"type": "string", "minLength": 1, "maxLength": LONGEST_TICKET}
 #: As bytes, and without a check of each: reports come all the time (``read_report``). Never passed to Redis.
 _MessageId = Annotated[bytes, WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,20}$"})]
-_Limit = Annotated[PageLimit, AfterValidator(lambda asked: min(asked, 200))]
-_Cursor = Annotated[str, StringConstraints(pattern=r"^[0-9]{0,19}$")]
+
+
+def _only_digits(value: object) -> object:
+    """Refuse ``1_0``, ``+1`` and digits of other scripts, which Python reads as numbers too."""
+    if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
+        raise ValueError("must be a whole number above 0")
+    return value
+
+
+#: The length of a page. A larger value means the largest page.
+_MOST = AfterValidator(lambda asked: min(asked, 200))
+_Limit = Annotated[int, Field(ge=1, le=10**9 - 1), BeforeValidator(_only_digits), _MOST]
 
 
 class _Registration(Given):
@@ -270,10 +232,10 @@ class _Registration(Given):
 
     name: ConsumerName = Field(validation_alias=AliasChoices("name", "consumer_name"))
     health_url: _HealthUrl = Field(validation_alias=AliasChoices("health_url", "healthURL"))
-    uuid: _Uuid | None = None
+    uuid: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
     slots: int = Field(1, ge=1, le=MOST_SLOTS)
     capacity: int = Field(1000, ge=1, le=100_000)
-    lock: _Lock = NO_LOCK
+    lock: str = Field(NO_LOCK, pattern=r"^[A-Za-z0-9._:-]{1,200}$")
 
 
 class _Deregistration(Given):
@@ -284,15 +246,12 @@ class _ReportItem(TypedDict):
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[misc]
 
     ticket_id: Annotated[bytes, Field(min_length=1, max_length=LONGEST_TICKET), WithJsonSchema(_TICKET_ID)]
-    fence: Annotated[int, Field(ge=0, le=_LARGEST_FENCE)]
+    fence: Annotated[int, Field(ge=0, lt=2**63)]
     message_ids: Annotated[list[_MessageId], Field(min_length=1, max_length=MOST_MESSAGES)]
 
 
 class ReportBody(TypedDict):
-    """The body of acknowledge; at most 1000 messages. Plain dicts: a model takes three times as long.
-
-    ``ticket_id``: at most 256 bytes; empty for the one message of an item that has no ticket id.
-    """
+    """The body of acknowledge; at most 1000 messages. Plain dicts: a model takes three times as long."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", title="Report")  # type: ignore[misc]
 
@@ -312,7 +271,7 @@ class _TicketsQuery(_Page):
     """The query of a list of tickets. With ``id`` the list has only that ticket, if it is in processing."""
 
     id: TicketId | None = None
-    cursor: _Cursor = ""
+    cursor: str = Field("", pattern=r"^[0-9]{0,19}$")
 
 
 class TicketQuery(_Query):
@@ -334,13 +293,11 @@ class _ActionsQuery(_Behind, _Page):
     pass
 
 
-class LetterQuery(_ActionsQuery, LetterAsk):
-    """The query of a list, in which every value is text."""
-
-    model_config = ConfigDict(strict=False)
+class LetterQuery(_ActionsQuery, verbs.LetterAsk):
+    model_config = ConfigDict(strict=False)  # every value is text
 
 
-class _DelayedQuery(_Page, DelayedAsk):
+class _DelayedQuery(_Page, verbs.DelayedAsk):
     model_config = ConfigDict(strict=False)
 
     cursor: Annotated[str, Field(max_length=80)] | None = None
@@ -367,11 +324,10 @@ class _Position(_Query):
 
 
 class _FollowedTicket(_Position, TicketQuery):
-    """A ticket, and the point from which to follow it."""
+    pass
 
 
 def routes(desk: Desk, health_hosts: HealthHosts, fields: MessageFields | None = None) -> Blueprint:
-    """Return the routes for consumers, and those that show consumers and tickets; with ``fields`` of their messages."""
     api = Blueprint("api", __name__, url_prefix="/api")
     _add_looks(api, desk, fields)
     _add_work(api, desk, health_hosts)
@@ -392,12 +348,11 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
         },
     )
     def register() -> Response:
-        asked = _admitted(health_hosts)
-        given = desk.register(asked)
+        given = _registered(desk, _admitted(health_hosts))
         mine = given.registration
-        told = {"incarnation": mine.incarnation, "generation": mine.generation}
-        told |= {"lease_ms": given.lease_ms, "left_ms": given.left_ms}
-        told |= {"ticket_window": desk.ticket_window, "leader_url": desk.leader_url}
+        told: dict[str, Any] = {"lease_ms": given.lease_ms, "left_ms": given.left_ms}
+        told |= {"incarnation": mine.incarnation, "generation": mine.generation}
+        told |= {"ticket_window": TICKET_WINDOW, "leader_url": desk.lead.leader_url}
         return answer(told, 201 if given.created else 200)
 
     @api.post("/consumers/deregister")
@@ -427,28 +382,29 @@ def _add_work(api: Blueprint, desk: Desk, health_hosts: HealthHosts) -> None:
     def acknowledge() -> Response:
         prefers = request.headers.get("Prefer", "").split(",")
         minimal = _MINIMAL in {one.partition(";")[0].strip().lower() for one in prefers}
-        told = request.headers.get(RETRYING_HEADER, "")
-        retrying = int(told) if told.isascii() and told.isdecimal() and len(told) < 7 else 0
+        retrying = request.headers.get(registration.RETRYING_HEADER, 0, int)
+        retrying = retrying if 0 <= retrying < 1_000_000 else 0
         report = read_report(read_body(request, ACKNOWLEDGE_BODY), not minimal, retrying)
         must_be_for(name_of(report.incarnation))
         results = desk.acknowledge(report)
         if not minimal:
             return answer({"results": results})
+        taken = Response(status=204, headers={"Preference-Applied": _MINIMAL})
         # The consumer reports again before half of what it may have is done, so that it need not wait for more.
-        window = {} if (messages := desk.window(report.incarnation)) is None else {WINDOW_HEADER: str(messages)}
-        taken = Response(status=204, headers={"Preference-Applied": _MINIMAL, **window})
+        if (messages := desk.dispatcher.window(report.incarnation)) is not None:
+            taken.headers[registration.WINDOW_HEADER] = str(messages)
         del taken.headers["Content-Type"]
         return taken
 
 
 def looks(api: Blueprint) -> Callable[..., Callable[[_Look], _Look]]:
-    """Return a decorator for functions that answer a GET: of what the query asks, if there is one, and the places in
-    the path; their documentation is the route's."""
+    """Return a decorator for functions that answer a GET, of what the query asks and the places in the path."""
 
     def look(path: str, kind: Any, query: type[BaseModel] | None = None, **more: Any) -> Callable[[_Look], _Look]:
         def add(find: _Look) -> _Look:
             def answered(**places: str) -> Response:
-                return answer(find(*([] if query is None else [read_query(query)]), **places))
+                found = find(*([] if query is None else [read_query(query)]), **places)
+                return found if isinstance(found, Response) else answer(found)
 
             told = tells(" ".join((find.__doc__ or "").split()), {200: kind}, query=query, **more)
             api.add_url_rule(path, find.__name__, told(answered))
@@ -487,7 +443,7 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
     @look("/tickets/<rest:ticket_id>", verbs.TicketRow, problems=TICKET_PROBLEMS)
     def ticket(ticket_id: str) -> Any:
         """Show one ticket in processing."""
-        found = desk.ticket(read_ticket_id())
+        found = desk.ticket(fitting(ticket_id))
         if found is None:
             raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
         return seen(told([found])[0])
@@ -500,49 +456,36 @@ def _add_looks(api: Blueprint, desk: Desk, fields: MessageFields | None) -> None
 
 def _add_events(api: Blueprint, desk: Desk) -> None:
     """Server-sent events of a ticket, for as long as the client stays. Viewers get all but what messages say."""
+    look = looks(api)
 
-    @api.get("/tickets/<rest:ticket_id>/events")
-    @tells(
-        "The events of a ticket from now on, as server-sent events.",
-        {200: "text/event-stream"},
-        query=_Position,
-        problems=TICKET_PROBLEMS,
-    )
-    def follow(ticket_id: str) -> Response:
-        return _followed(desk, read_ticket_id(b"/events"))
+    @look("/tickets/<rest:ticket_id>/events", _EVENT_STREAM, _Position, problems=TICKET_PROBLEMS)
+    def follow(asked: _Position, ticket_id: str) -> Any:
+        """The events of a ticket from now on, as server-sent events."""
+        return followed(asked, fitting(ticket_id))
 
-    @api.get("/events")
-    @tells(
-        "The events of a ticket of any id: in a path, some ids may be taken for something else.",
-        {200: "text/event-stream"},
-        query=_FollowedTicket,
-    )
-    def follow_by_query() -> Response:
-        return _followed(desk, read_query(_FollowedTicket).id)
+    @look("/events", _EVENT_STREAM, _FollowedTicket)
+    def follow_by_query(asked: _FollowedTicket) -> Any:
+        """The events of a ticket of any id: in a path, some ids may be taken for something else."""
+        return followed(asked, asked.id)
 
-    @api.get("/messages/<rest:uid>/events")
-    @tells(
-        "What the handler of a message tells that was sent to be followed: progress, then result or failed.",
-        {200: "text/event-stream"},
-        role=Role.OPERATOR,
-    )
-    def follow_message(uid: str) -> Response:
-        asked, last = read_ticket_id(b"/events", b"/api/messages/"), request.headers.get("Last-Event-ID", "")
+    @look("/messages/<rest:uid>/events", _EVENT_STREAM, role=Role.OPERATOR)
+    def follow_message(uid: str) -> Any:
+        """What the handler of a message tells that was sent to be followed: progress, then result or failed."""
+        asked, last = fitting(uid), request.headers.get("Last-Event-ID", "")
         if request.method == "HEAD":
-            return Response(content_type="text/event-stream")
+            return Response(content_type=_EVENT_STREAM)
         return desk.feed.follow_message(caller(), asked, last if is_id(last) else "0").response
 
-
-def _followed(desk: Desk, asked: str) -> Response:
-    """Answer with events from the point where a broken subscription continues, if it says one, else from now on."""
-    given = request.headers.get("Last-Event-ID") or request.args.get("last_event_id")
-    try:
-        position = parse_position(given) if given else None
-    except ValueError as wrong:
-        raise unfit("last_event_id", wrong) from None
-    if request.method == "HEAD":
-        return Response(content_type="text/event-stream")
-    return desk.feed.follow(caller(), asked.encode(), position, sees_texts()).response
+    def followed(asked: _Position, ticket_id: str) -> Response:
+        """Answer with events from the point where a broken subscription continues, if it says one, else from now on."""
+        given = request.headers.get("Last-Event-ID") or asked.last_event_id
+        try:
+            position = parse_position(given) if given else None
+        except ValueError as wrong:
+            raise unfit("last_event_id", wrong) from None
+        if request.method == "HEAD":
+            return Response(content_type=_EVENT_STREAM)
+        return desk.feed.follow(caller(), ticket_id.encode(), position, sees_texts()).response
 
 
 def _admitted(health_hosts: HealthHosts) -> Registration:
@@ -558,12 +501,24 @@ def _admitted(health_hosts: HealthHosts) -> Registration:
         event("consumer_refused", level=WARNING, status=int(refused.status), address=g.address, why=why)
         raise
     # A client without a uuid is a new start each time it registers: only the end of the lease frees the name.
-    of_start = (asked.uuid or uuid.uuid4().hex, asked.health_url, asked.slots, asked.capacity, asked.lock)
-    return Registration(asked.name, *of_start)
+    return Registration(**asked.model_dump() | {"uuid": asked.uuid or uuid.uuid4().hex})
+
+
+def _registered(desk: Desk, asked: Registration) -> RegistrationResult:
+    try:
+        given = desk.membership.register(asked)
+    except NameInUse as held:
+        later = {"Retry-After": str(max(1, math.ceil(held.retry_after_ms / 1000)))}
+        raise Problem(409, "name_in_use", str(held), headers=later) from None
+    except RegistrationOver:
+        why = "the registration under this uuid has ended; register under a new one"
+        raise Problem(410, "registration_over", why) from None
+    desk.look_now()
+    return given
 
 
 def read_report(body: bytes, wants_answers: bool = True, retrying: int = 0) -> Report:
-    """Return the report in the body of acknowledge. Raises Problem 400, 422."""
+    """Raises Problem 400, 422."""
     report = parse_json(ReportBody, body)
     items = [(item["ticket_id"], item["message_ids"]) for item in report["tickets"]]
     ids = [one for _, some in items for one in some]
@@ -580,16 +535,14 @@ def unfit(field: str, problem: object) -> Problem:
     return unprocessable([{"field": field, "problem": str(problem)}])
 
 
-def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:
-    """Return the ticket id of the path between ``at`` and ``behind``, from the bytes: Flask's own text has a question
-    mark where they are not UTF-8. Raises Problem 404, 422."""
-    path = request.environ["PATH_INFO"].encode("latin-1").removeprefix(at).removesuffix(behind)
-    if not 0 < len(path) <= LONGEST_TICKET:
-        raise unfit("ticket_id", f"must be text of 1 to {LONGEST_TICKET} bytes")
-    try:
-        ticket_id: str = path.decode()
+def fitting(ticket_id: str) -> str:
+    """Return the ticket id of a path. Raises Problem 404, 422."""
+    try:  # Flask's text has a question mark where the bytes of the path are not UTF-8
+        request.environ["PATH_INFO"].encode("latin-1").decode()
     except UnicodeDecodeError:
         raise Problem(404, "unknown_ticket", "ticket ids are UTF-8") from None
+    if len(ticket_id.encode()) > LONGEST_TICKET:
+        raise unfit("ticket_id", f"must be text of 1 to {LONGEST_TICKET} bytes")
     return ticket_id
 
 
@@ -597,8 +550,6 @@ def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:
 BODY = 32 * 1024
 #: Seconds that the search for the delayed messages of one ticket may take.
 _FIND_S = 0.5
-#: Of an execution, what belongs to the message that is asked for.
-_OF_EXECUTIONS = tuple(verbs.ExecutionRow.__annotations__)
 
 
 def operator_routes(parts: Parts) -> Blueprint:
@@ -609,12 +560,17 @@ def operator_routes(parts: Parts) -> Blueprint:
     @look("/tickets/<rest:ticket_id>/explain", verbs.Explanation, problems={422: TICKET_PROBLEMS[422]})
     def explain(ticket_id: str) -> Any:
         """The reason why a ticket waits, and until when."""
-        return seen(parts.explain(read_ticket_id(b"/explain")))
+        return seen(parts.explain(fitting(ticket_id)))
 
     @look("/explain", verbs.Explanation, TicketQuery)
     def explain_by_query(asked: TicketQuery) -> Any:
         """The explanation of a ticket of any id: in a path, some ids may be taken for something else."""
         return seen(parts.explain(asked.id))
+
+    @look("/lag", verbs.Lag)
+    def lag() -> Any:
+        """Plain numbers for autoscalers, such as KEDA's metrics-api scaler."""
+        return lag_document(parts.stats.read())
 
     @look("/rules", verbs.Rules)
     def rules() -> Any:
@@ -679,15 +635,15 @@ def _add_shelves(api: Blueprint, parts: Parts) -> None:
 
     @look("/messages/<stream_id:message_id>", verbs.MessageShown, _Behind, problems={404: "unknown_message"})
     def show(asked: _Behind, message_id: str) -> Any:
-        """Tell what is known of a message: where it is, its executions, error and dead letter; for operators what it
-        says."""
+        """Tell where a message is, its executions, error and dead letter; for operators what it says."""
         facts = message_facts(parts, message_id, asked.cursor)
-        runs = [{name: run[name] for name in _OF_EXECUTIONS if name in run} for run in facts["executions"]]
+        of_run = verbs.ExecutionRow.__annotations__
+        runs = [{name: run[name] for name in of_run if name in run} for run in facts["executions"]]
         return {name: facts[name] for name in verbs.MessageShown.__annotations__} | {"executions": runs}
 
 
 def consumer_shown(parts: Parts, rows: Rows, name: str) -> Rows:
-    """Return the rows of a consumer, with what it says itself. Raises Problem 404."""
+    """Raises Problem 404."""
     if not (mine := [row for row in rows if row["name"] == name]):
         raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
     return [row | {"process": parts.ask_process(str(row.get("health_url", "")))} for row in mine]
@@ -701,15 +657,12 @@ def shown(row: DelayedRow) -> dict[str, Any]:
 def find_messages(
     fields: MessageFields, field: str, value: bytes, cursor: str | None, most: int = ROWS
 ) -> dict[str, Any]:
-    wrong = []
     try:
         check_field_name(field)
-    except ValueError as why:
-        wrong.append({"field": "field", "problem": str(why)})
+    except ValueError as wrong:
+        raise unfit("field", wrong) from None
     if len(value) > LONGEST_VALUE:
-        wrong.append({"field": "value", "problem": f"at most {LONGEST_VALUE:,} bytes can be looked for"})
-    if wrong:
-        raise unprocessable(wrong)
+        raise unfit("value", f"at most {LONGEST_VALUE:,} bytes can be looked for")
     try:
         return fields.find(field, value, cursor, most)
     except ValueError:
@@ -718,11 +671,8 @@ def find_messages(
 
 def query_bytes(name: str) -> bytes:
     """Return a value of the query as it was sent: Flask's own text has a question mark for bytes that are not UTF-8."""
-    for part in request.query_string.split(b"&"):
-        key, _, value = part.replace(b"+", b" ").partition(b"=")
-        if unquote_to_bytes(key) == name.encode():
-            return unquote_to_bytes(value)
-    return b""
+    asked = parse_qs(request.query_string.decode("latin-1"), encoding="latin-1")
+    return asked.get(name, [""])[0].encode("latin-1")
 
 
 def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str, Any]:
@@ -750,13 +700,11 @@ def message_facts(parts: Parts, message_id: str, after: str | None) -> dict[str,
     facts |= {"state": str(state or ("over" if is_there else "gone")), "ticket_id": ticket_id, "now": now}
     facts |= {"entry": entry, "sentences": now["sentences"] if now.get("is_first") else []}
     facts |= {"delayed": delayed, "dead_letter": dead_letter, "fields": facts["fields"] if sees_texts() else None}
-    told: dict[str, Any] = seen(facts)
-    return told
+    return dict(seen(facts))
 
 
 def _now(parts: Parts, ticket_id: str, message_id: str) -> dict[str, Any]:
-    """Return what the explanation of its ticket says of an unfinished message, and the ticket's state; without a
-    ``row`` it is done, or was given up."""
+    """Return what its ticket's explanation says of an unfinished message; without a ``row`` it is done, or given up."""
     try:
         explained = parts.explain(ticket_id)
     except ValueError:
@@ -771,14 +719,11 @@ def _add_order(api: Blueprint, parts: Parts, word: str) -> None:
     verb = VERBS["tickets order"]
 
     def view(ticket_id: str) -> Response:
-        about = {"ticket_id": read_ticket_id(f"/{word}".encode()), "order": word}
-        outcome = performed(parts, verb, NewOrder(**about, **read_json(OrderArgs, BODY).model_dump()))  # type: ignore[arg-type]
-        if outcome.problem:
-            raise Problem(outcome.status, outcome.problem, outcome.text)
-        return answer(outcome.document, outcome.status)
+        about = {"ticket_id": fitting(ticket_id), "order": word} | read_json(verbs.OrderArgs, BODY).model_dump()
+        return _answered(performed(parts, verb, verbs.NewOrder(**about)))
 
     told = VERBS[f"tickets {word}"].help
-    tells(told, verb.answers, problems=verb.problems, body=OrderArgs, role=Role.PRODUCER)(view)
+    tells(told, verb.answers, problems=verb.problems, body=verbs.OrderArgs, role=Role.PRODUCER)(view)
     api.add_url_rule(f"/tickets/<rest:ticket_id>/{word}", f"{word}_ticket", view, methods=["POST"])
 
 
@@ -788,27 +733,29 @@ def _add_verb(api: Blueprint, parts: Parts, verb: Verb) -> None:
 
     def view(**places: str) -> Response:
         args = read_query(verb.args) if is_query else read_json(verb.args, BODY)
-        outcome = performed(parts, verb, args, **places)
-        if outcome.problem:
-            raise Problem(outcome.status, outcome.problem, outcome.text)
-        return answer(outcome.document, outcome.status)
+        return _answered(performed(parts, verb, args, **places))
 
-    body, query = (None, verb.args) if is_query else (verb.args, None)
-    tells(verb.help, verb.answers, problems=verb.problems, body=body, query=query)(view)
+    asked: dict[str, Any] = {"query" if is_query else "body": verb.args}
+    tells(verb.help, verb.answers, problems=verb.problems, **asked)(view)
     api.add_url_rule(path, verb.name.replace(" ", "_"), view, methods=[method])
+
+
+def _answered(outcome: Outcome) -> Response:
+    if outcome.problem:
+        raise Problem(outcome.status, outcome.problem, outcome.text)
+    return answer(outcome.document, outcome.status)
 
 
 def performed(parts: Parts, verb: Verb, args: Args, /, **places: str) -> Outcome:
     """Do a verb for the caller of the current request. Raises Problem 409, 422."""
     try:
         return verb.perform(acting_in(parts, args.reason), args, **places)
-    except Unfit as wrong:
+    except verbs.Unfit as wrong:
         raise unfit(wrong.field, wrong) from None
     except TooManyRules as full:
         raise Problem(409, "too_many_rules", str(full)) from None
 
 
 def acting_in(parts: Parts, reason: str = "") -> Parts:
-    """Return what verbs act with for the sender of this request: the authenticated credential, as the guard of the
-    application has put it into ``flask.g.who``."""
+    """Return what verbs act with for the sender of this request."""
     return parts.acting(By(str(g.get("who", "operator")), "http", reason))

@@ -13,9 +13,9 @@ from openapi_spec_validator import validate
 from tests.doors import doorman
 from tests.fuzz import TOKEN, fuzz, fuzzed_master, told
 from tests.integration.test_master_api import Desk
+from usher.common.http.answers import answer
 from usher.common.http.app import create_app as plain_app
 from usher.common.http.openapi import document
-from usher.common.http.problem import answer
 from usher.common.observability.metrics import Metrics
 from usher.master.assembly.facing import create_app
 from usher.master.membership.health_url import parse_hosts

@@ -33,7 +33,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def _desk(m: MasterActor) -> Desk:
     unused: Any = None
-    return Desk(unused, unused, m.dispatcher, m.lead, (), 1, lambda: None, unused)
+    return Desk(unused, unused, m.dispatcher, m.lead, (), lambda: None, unused)
 
 
 def _waits(m: MasterActor, pool: ThreadPoolExecutor, report: Report) -> Future[list[list[str]]]:

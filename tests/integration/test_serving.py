@@ -31,8 +31,7 @@ from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import configure, event
 from usher.common.http import serve as serving
 from usher.common.http.app import add_health, create_app
-from usher.common.http.serve import Liveness, WorkerEnds
-from usher.common.http.tls import server_tls
+from usher.common.http.serve import Liveness, WorkerEnds, server_tls
 from usher.common.runtime import memory
 from usher.common.runtime.service import Health
 

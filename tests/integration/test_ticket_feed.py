@@ -18,8 +18,8 @@ from tests.integration.routers import PATIENCE_S
 from tests.live import lines
 from usher.common.base.errors import RedisTrouble
 from usher.common.http import app as web
+from usher.common.http.answers import LiveStream, LiveStreams
 from usher.common.http.credentials import Identity, Role
-from usher.common.http.push import LiveStream, LiveStreams
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import encode
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD

@@ -16,7 +16,7 @@ from tests.process.machine import until
 from tests.tls_front import Papers, TlsFront
 from tests.tuned import tuned
 from usher.common.base.errors import NotNow, SettingsError, StartRefused
-from usher.common.http.tls import ServerTls
+from usher.common.http.serve import ServerTls
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, free_port
 from usher.master.cli.shared import configured

@@ -13,9 +13,8 @@ import pytest
 
 from tests.tls_front import Papers
 from usher.common.http import credentials
-from usher.common.http import tls as changed_files
-from usher.common.http.credentials import Credentials, Identity, Role, digest_of, line_of
-from usher.common.http.tls import FileValue, ServerTls
+from usher.common.http.credentials import Credentials, FileValue, Identity, Role, digest_of, line_of
+from usher.common.http.serve import ServerTls
 
 
 @contextmanager
@@ -31,7 +30,7 @@ def no_descriptors() -> Iterator[None]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(changed_files, "now_s", lambda: now[0])
+    monkeypatch.setattr(credentials, "now_s", lambda: now[0])
     return now
 
 
@@ -103,7 +102,7 @@ def test_after_a_try_that_failed_the_former_value_stays_and_the_next_try_comes_i
     assert made.value.get() == made.value.get() == 1
     assert made.told == ["unfit"]
     made.fails = False
-    clock[0] += changed_files._AGAIN_S - 1
+    clock[0] += credentials._AGAIN_S - 1
     assert not made.is_new()
     clock[0] += 2
     assert made.is_new()

@@ -10,11 +10,10 @@ from flask import Flask, g, redirect, request
 from werkzeug.test import TestResponse
 from werkzeug.wrappers import Response as AnyResponse
 
+from usher.common.http.answers import answer
 from usher.common.http.app import create_app
-from usher.common.http.auth import Doorman, Guesses, doorman, needs
-from usher.common.http.credentials import Credentials, Identity, Role
-from usher.common.http.problem import answer
-from usher.common.http.proxies import is_within, parse_networks
+from usher.common.http.auth import Doorman, Guesses, doorman, is_within, needs
+from usher.common.http.credentials import Credentials, Identity, Role, parse_networks
 
 _PAGES = Path(__file__).resolve().parents[2] / "master/web/pages"
 _PROXY, _OTHER = "10.0.0.5", "10.0.0.6"

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 from flask import Flask
 
-from usher.common.http import push
-from usher.common.http.problem import Problem
-from usher.common.http.push import LiveStream, LiveStreams
+from usher.common.http import answers
+from usher.common.http.answers import LiveStream, LiveStreams, Problem
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def test_what_is_sent_is_read_and_then_it_is_told_that_nothing_waits(streams: Li
     assert next(read) == b": following\n\n"
     live.send(b"a")
     live.send(b"b")
-    assert live.unwritten == len(": following\n\n") + 2
+    assert live.unwritten == 2
     assert next(read) == b"ab"
     live.close()
     assert list(read) == []
@@ -40,10 +39,10 @@ def test_what_is_sent_is_read_and_then_it_is_told_that_nothing_waits(streams: Li
 def test_the_end_is_told_once_and_makes_room(streams: LiveStreams) -> None:
     left: list[str] = []
     live = streams.open("", lambda: left.append("left"))
-    assert streams.count == 1
+    assert len(streams._open) == 1
     for _ in range(2):
         live.response.close()
-    assert (left, streams.count, live.closed) == (["left"], 0, True)
+    assert (left, len(streams._open), live.closed) == (["left"], 0, True)
 
 
 def test_who_does_not_read_loses_the_connection(streams: LiveStreams, caplog: pytest.LogCaptureFixture) -> None:
@@ -81,8 +80,8 @@ def test_the_end_closes_all_of_them_after_what_was_sent(streams: LiveStreams) ->
 def test_a_silent_connection_gets_a_sign_of_life_and_who_leaves_is_noticed(
     streams: LiveStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push, "_LOOK_S", 0.02)
-    monkeypatch.setattr(push, "_HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(answers, "_LOOK_S", 0.02)
+    monkeypatch.setattr(answers, "_HEARTBEAT_S", 0.1)
     ours, theirs = socket.socketpair()
     with Flask(__name__).test_request_context(environ_overrides={"gunicorn.socket": ours}):
         live = streams.open("", lambda: None)

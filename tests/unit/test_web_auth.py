@@ -10,6 +10,7 @@ from flask import Flask, Response, g, request
 from werkzeug.test import Client, TestResponse
 
 from tests.doors import consumer_program
+from usher.common.http.answers import answer
 from usher.common.http.app import add_health, create_app
 from usher.common.http.auth import (
     CSRF_FIELD,
@@ -23,7 +24,6 @@ from usher.common.http.auth import (
     needs,
 )
 from usher.common.http.credentials import Credentials, Identity, Role
-from usher.common.http.problem import answer
 from usher.common.http.serve import warn_of_plain_http
 from usher.common.runtime.service import Health
 from usher.consumer.web import create_app as consumer_app

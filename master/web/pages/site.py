@@ -16,18 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlencode, urlsplit
 
-from flask import (
-    Blueprint,
-    Flask,
-    Response,
-    current_app,
-    g,
-    make_response,
-    redirect,
-    render_template,
-    request,
-    send_from_directory,
-)
+from flask import Blueprint, Flask, Response, current_app, g, redirect, render_template, request, send_from_directory
 from itsdangerous import URLSafeSerializer
 from jinja2 import TemplateError
 from werkzeug.local import LocalProxy
@@ -41,17 +30,7 @@ from usher.common.http.credentials import Role
 from usher.common.protocol.message import ticket_value
 from usher.common.protocol.stream_id import is_id
 from usher.master.insight import charts as chart
-from usher.master.insight.formatting import (
-    FILTERS,
-    TICKET_COLUMNS,
-    message_url,
-    number,
-    sent_ms,
-    spark,
-    ticket_url,
-    tried,
-    visible,
-)
+from usher.master.insight import formatting
 from usher.master.insight.status import BAR, ORDERS, stream_row
 from usher.master.operations.action_log import OperatorAction, counted
 from usher.master.operations.shelves import check_due
@@ -59,59 +38,22 @@ from usher.master.policy.explain import OK
 from usher.master.policy.letters import HALT, LetterFilter, Preview, also_for
 from usher.master.policy.rules import LONGEST_REASON, MOST_RULES, alike
 from usher.master.policy.states import BY_NAME, LISTED
-from usher.master.verbs.verbs import (
-    DELAYED,
-    LETTERS,
-    TICKETS,
-    VERBS,
-    Args,
-    Ask,
-    BulkJob,
-    DelayedAsk,
-    DryRun,
-    LetterAsk,
-    MovedDelayed,
-    Shelf,
-    TicketAsk,
-    Verb,
-    editable,
-)
-from usher.master.web.api import (
-    Parts,
-    acting_in,
-    consumer_shown,
-    find_messages,
-    message_facts,
-    performed,
-    query_bytes,
-    read_ticket_id,
-    seen,
-    sees_texts,
-    shown,
-    with_fields,
-)
+from usher.master.verbs import verbs
+from usher.master.web import api
 
-#: Choices of ``younger_than_s``.
-AGES = (("", "any age"), ("900", "15 min"), ("3600", "1 h"), ("21600", "6 h"), ("86400", "1 d"), ("604800", "7 d"))
 #: Most characters of a message about what was done.
 _LONGEST = 1000
-T = TypeVar("T", bound=Ask)
+T = TypeVar("T", bound=verbs.Ask)
 #: What was done stands in the addresses of pages, signed: else a link could make a page show any text.
 _SAID = URLSafeSerializer(secrets.token_bytes(32))
 pages = Blueprint("pages", __name__, template_folder="templates")
 #: The parts of the application that answers.
-parts = cast(Parts, LocalProxy(lambda: current_app.extensions["usher_parts"]))
+parts = cast(api.Parts, LocalProxy(lambda: current_app.extensions["usher_parts"]))
 
 
 def asked_of(ask: type[T], given: Mapping[str, str]) -> T:
     """Return the filter that a query or a form asks for. Raises Problem 422."""
     return read_model(ask, {name: text for name in ask.model_fields if (text := given.get(name, ""))}, False)
-
-
-def asked_sort(given: Mapping[str, str]) -> str:
-    if (sort := given.get("sort", "")) not in ("", *ORDERS):
-        raise refused(f"sort is one of {', '.join(ORDERS)}")
-    return sort
 
 
 def asked_place(name: str, fits: Callable[[str], object] = is_id) -> str:
@@ -122,16 +64,8 @@ def asked_place(name: str, fits: Callable[[str], object] = is_id) -> str:
 
 
 def read_why() -> str:
-    """Return the reason that a form gives. Raises Problem 422, as the same over JSON does; so read it before anything
-    is done."""
-    return read_model(Args, {"reason": request.form.get("why", "").strip()[:LONGEST_REASON]}).reason
-
-
-def read_form_text(name: str, most: int) -> str:
-    value = request.form.get(name, "")
-    if not 0 < len(value) <= most:
-        raise refused(f"{name} must be text of 1 to {most} characters")
-    return value
+    """Raises Problem 422, so read it before anything is done."""
+    return read_model(verbs.Args, {"reason": request.form.get("why", "").strip()[:LONGEST_REASON]}).reason
 
 
 def refused(why: str) -> Problem:
@@ -139,10 +73,7 @@ def refused(why: str) -> Problem:
 
 
 _NUMBER = re.compile(r"[0-9]{1,20}")
-STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
-_ROWS = 100
-_CONSUMERS_ON_A_PAGE, _MOST_FINISHED = 200, 500
-_ENTRIES = 30
+_ROWS, _CONSUMERS_ON_A_PAGE, _MOST_FINISHED, _ENTRIES = 100, 200, 500, 30
 #: Letters shown on a page, and their kinds on the overview.
 _LETTERS, _GROUPS_OF_OVERVIEW, _HOUR_MS = 50, 5, 3_600_000
 #: Seconds after which the search for matching letters ends for this page.
@@ -159,7 +90,7 @@ _SEVERITIES = ("bad", "warn", "unknown", "ok")
 
 def render_page(body: str, page: str, **more: Any) -> str:
     """Return a page: ``body`` in the frame of all pages, whose macros it uses. ``page``: its place in the menu."""
-    return framed(body, page, **{name: seen(part) for name, part in more.items()})
+    return framed(body, page, **{name: api.seen(part) for name, part in more.items()})
 
 
 def framed(body: str, page: str, **facts: Any) -> str:
@@ -170,7 +101,7 @@ def framed(body: str, page: str, **facts: Any) -> str:
 @pages.get("/")
 def overview() -> str:
     pulse = parts.overview.snapshot()
-    groups = with_fields(parts.fields.add_to_groups, pulse["groups"])
+    groups = api.with_fields(parts.fields.add_to_groups, pulse["groups"])
     given_up = [group for group in pulse["letters"] if group.policy != HALT]
     facts = {"pulse": pulse | {"groups": groups}, "kinds": len(given_up)}
     now_ms, points = _points("1h")
@@ -186,7 +117,7 @@ def overview() -> str:
 
 @pages.get("/consumers/<name>")
 def consumer(name: str) -> str:
-    rows = consumer_shown(parts, parts.overview.consumers(), name)
+    rows = api.consumer_shown(parts, parts.overview.consumers(), name)
     now_ms, points = _points("24h", name)
     starts = [ms for one in points for ms, what, text in one["marks"] if (what, text) == ("start", name)]
     of_name = next((row for row in chart.totals(points, chart.BY_CONSUMER) if row["name"] == name), None)
@@ -219,9 +150,11 @@ def tickets() -> str:
     cursor = asked_place("cursor", _NUMBER.fullmatch) or "0"
     if asked:
         return _search(asked, cursor, _by_field())
-    given, sort = asked_of(TicketAsk, request.args), asked_sort(request.args)
+    given, sort = asked_of(verbs.TicketAsk, request.args), request.args.get("sort", "")
+    if sort not in ("", *ORDERS):
+        raise refused(f"sort is one of {', '.join(ORDERS)}")
     if given.given or sort:
-        found = parts.status.find(given.meant(sees_texts()), sort or "age", _ROWS, _FIND_S)
+        found = parts.status.find(given.meant(api.sees_texts()), sort or "age", _ROWS, _FIND_S)
         facts = found | {"rows": _told(found["rows"]), "told": given.told("all tickets")}
         return render_page("tickets/tickets.html", "tickets", q="", given=given.model_dump() | {"sort": sort}, **facts)
     page = parts.status.tickets(cursor, _ROWS)
@@ -234,7 +167,7 @@ def tickets() -> str:
 
 @pages.get("/tickets/<rest:ticket_id>")
 def ticket(ticket_id: str) -> str:
-    return _ticket_page(read_ticket_id(at=b"/tickets/"))
+    return _ticket_page(api.fitting(ticket_id))
 
 
 @pages.get("/finished")
@@ -247,24 +180,22 @@ def finished() -> str:
     return render_page("tickets/finished.html", "finished", **facts)
 
 
-@pages.get("/messages/<message_id>")
+@pages.get("/messages/<stream_id:message_id>")
 def message(message_id: str) -> str:
-    if not is_id(message_id):
-        raise Problem(404, "unknown_message", "no message has an id of that form")
-    facts = message_facts(parts, message_id, asked_place("after") or None)
+    facts = api.message_facts(parts, message_id, asked_place("after") or None)
     return render_page("tickets/message.html", "tickets", title=message_id, message_state=facts["state"], **facts)
 
 
 def _by_field() -> dict[str, Any]:
-    given, cursor = query_bytes("q"), request.args.get("at")
+    given, cursor = api.query_bytes("q"), request.args.get("at")
     name, equals, value = given.lstrip().partition(b"=")
     if not equals or not name.strip():
         return {}
     field, address = name.strip().decode("utf-8", "surrogateescape"), f"/tickets?q={quote(given, safe='')}"
     told = value.decode("utf-8", "backslashreplace")
     facts: dict[str, Any] = {"field": field, "value": told, "is_text": told.encode() == value, "goes_on": cursor}
-    if sees_texts():
-        found = find_messages(parts.fields, field, value, cursor)
+    if api.sees_texts():
+        found = api.find_messages(parts.fields, field, value, cursor)
         facts |= {"found": found, "further": found["cursor"] and f"{address}&at={found['cursor']}"}
     return facts
 
@@ -278,7 +209,7 @@ def _search(asked: str, cursor: str, by_field: dict[str, Any]) -> str:
     found = parts.status.tickets(cursor, _ROWS, asked)
     letters, more = parts.letters.newest(LetterFilter(asked.encode()), None, 20, _LOOK_S)
     facts: dict[str, Any] = {"letters": [letter.row() for letter in letters], "more_letters": more is not None}
-    if STREAM_ID.fullmatch(asked):
+    if is_id(asked):
         letter = parts.letters.of_message(asked.encode())
         facts |= {"by_id": parts.history.message(asked), "letter": letter and letter.row(), "is_id": True}
     facts |= {"q": asked, "exact": parts.status.ticket(asked), "by_field": by_field}
@@ -296,18 +227,19 @@ def _ticket_page(ticket_id: str) -> str:
         timeline = parts.history.timeline(ticket_id, request.args.get("back"), known, held)
     except ValueError:
         raise refused("back is not one from a page") from None
-    entries = [entry | {"sent_ms": sent_ms({"message_ids": [entry["id"]]})} for entry in explained["entries"]]
-    shown = with_fields(lambda some: parts.fields.add(some, lambda row: row["id"]), entries[:_ENTRIES])
+    entries = [one | {"sent_ms": formatting.sent_ms({"message_ids": [one["id"]]})} for one in explained["entries"]]
+    shown = api.with_fields(lambda some: parts.fields.add(some, lambda row: row["id"]), entries[:_ENTRIES])
     facts: dict[str, Any] = {"entries": shown, "more_entries": max(0, len(entries) - _ENTRIES)}
     facts["orders"] = parts.offers(explained)
     letter = explained["dead_letter"] or explained["last_dead_letter"]
-    facts["traces"] = parts.fields.traces([letter]) if letter and sees_texts() else {}
+    facts["traces"] = parts.fields.traces([letter]) if letter and api.sees_texts() else {}
     facts |= {"bar": BAR, "timeline": timeline, "explained": explained}
-    return render_page("tickets/ticket.html", "tickets", title=visible(ticket_id, 60), ticket_id=ticket_id, **facts)
+    facts |= {"title": formatting.visible(ticket_id, 60), "ticket_id": ticket_id}
+    return render_page("tickets/ticket.html", "tickets", **facts)
 
 
 def _told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return with_fields(parts.fields.add_to_tickets, [row | {"sent_ms": sent_ms(row)} for row in rows])
+    return api.with_fields(parts.fields.add_to_tickets, [row | {"sent_ms": formatting.sent_ms(row)} for row in rows])
 
 
 # -- dead letters
@@ -315,33 +247,33 @@ def _told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pages.get("/dead-letters")
 def letters() -> str:
-    asked = asked_of(LetterAsk, request.args)
-    wanted, given = asked.meant(sees_texts()), asked.given
+    asked = asked_of(verbs.LetterAsk, request.args)
+    wanted, given = asked.meant(api.sees_texts()), asked.given
     cursor = asked_place("before") or None
     found = parts.letters.newest(wanted, cursor and cursor.encode(), _LETTERS, _LOOK_S)
     counts = parts.letters.counts(*range((now_ms := parts.delayed.now_ms()) - 24 * _HOUR_MS, now_ms, _HOUR_MS))
     groups = [group for group in counts.groups if wanted.meets(group)]
     hours = [(sum(some),) for some in zip(*(reversed(group.times) for group in groups), strict=True)]
-    facts: dict[str, Any] = {"groups": groups, "wrong": counts.wrong, "hours": hours, "asked": given, "ages": AGES}
+    facts: dict[str, Any] = {"groups": groups, "wrong": counts.wrong, "hours": hours, "asked": given}
     facts |= {"told": asked.told(""), "jobs": parts.bulk.jobs[:5], "also": also_for(parts.letters.other_groups())}
     following = found.cursor and "/dead-letters?" + urlencode({**given, "before": found.cursor.decode()})
-    rows = with_fields(parts.fields.add_to_letters, [one.row() for one in found.letters])
-    facts["traces"] = parts.fields.traces(rows) if sees_texts() else {}
+    rows = api.with_fields(parts.fields.add_to_letters, [one.row() for one in found.letters])
+    facts["traces"] = parts.fields.traces(rows) if api.sees_texts() else {}
     return render_page("letters/letters.html", "dead-letters", rows=rows, next_page=following, **facts)
 
 
-@pages.get("/dead-letters/<letter_id>")
+@pages.get("/dead-letters/<stream_id:letter_id>")
 def letter(letter_id: str) -> str:
-    found = parts.letters.get(letter_id.encode()) if STREAM_ID.fullmatch(letter_id) else None
-    if found is None:
+    if (found := parts.letters.get(letter_id.encode())) is None:
         raise Problem(404, "unknown_dead_letter", "no dead letter has that id; it may have been redriven or dropped")
     told = found[0].whole(found[1])
     fields = told["message_fields"] if g.role.may(Role.OPERATOR) else []
     flat, field, hidden = found[1], parts.letters.ticket_field, [b"uid", b"usher_from", b"usher_ticket"]
     hidden += [field] * (ticket_value(flat, field) == found[0].ticket)
     pairs = dict(zip(flat[-2::-2], flat[::-2], strict=True)) if fields else {}  # the first of a name counts
-    texts = {editable(name): editable(value) for name, value in reversed(pairs.items()) if name not in hidden}
-    facts: dict[str, Any] = {"texts": [(name, text) for name, text in texts.items() if None not in (name, text)]}
+    shown = {name: value for name, value in reversed(pairs.items()) if name not in hidden}
+    texts = [(verbs.editable(name), verbs.editable(value)) for name, value in shown.items()]
+    facts: dict[str, Any] = {"texts": [pair for pair in texts if None not in pair]}
     facts |= {"letter": told, "fields": fields, "also": also_for(parts.letters.other_groups())}
     return render_page("letters/letter.html", "dead-letters", title=f"Dead letter {letter_id}", **facts)
 
@@ -352,7 +284,7 @@ def job(job_id: str) -> str:
     return job_page(found.verb, job=found)
 
 
-def bulk_job(job_id: str) -> BulkJob:
+def bulk_job(job_id: str) -> verbs.BulkJob:
     job = parts.bulk.job(job_id)
     if job is None:
         why = "this master does not know that bulk action; another one may run it, or this one has restarted since"
@@ -360,17 +292,16 @@ def bulk_job(job_id: str) -> BulkJob:
     return job
 
 
-def preview_page(verb: Verb, found: DryRun, told: str, hidden: list[tuple[str, Any]]) -> str:
+def preview_page(verb: verbs.Verb, found: verbs.DryRun, told: str, hidden: list[tuple[str, Any]]) -> str:
     """``hidden``: what the form of the preview says again."""
     room = MOST_RULES - len(parts.rules.read().rules) if verb.word == "pause" else None
-    facts: dict[str, Any] = {"told": told, "hidden": hidden, "room": room}
-    facts |= {"count": found.preview.count, "groups": found.preview.groups[:50], "is_all": found.is_all}
-    facts |= {"until": found.until.decode(), "also": also_for(parts.letters.other_groups())}
-    facts |= {"due_ms": dict(hidden).get("due_ms")}
-    return job_page(verb, **facts)
+    facts = {"count": found.preview.count, "groups": found.preview.groups[:50], "is_all": found.is_all}
+    facts |= {"until": found.until.decode(), "due_ms": dict(hidden).get("due_ms")}
+    also = also_for(parts.letters.other_groups())
+    return job_page(verb, told=told, hidden=hidden, room=room, also=also, **facts)
 
 
-def job_page(verb: Verb, **facts: Any) -> str:
+def job_page(verb: verbs.Verb, **facts: Any) -> str:
     assert verb.shelf is not None
     title, shelf = f"{verb.label}: {verb.shelf.noun}s", verb.shelf
     return render_page("letters/job.html", shelf.path[1:], title=title, verb=verb, shelf=shelf, **facts)
@@ -381,13 +312,13 @@ def job_page(verb: Verb, **facts: Any) -> str:
 
 @pages.get("/delayed")
 def delayed() -> str:
-    asked, after = asked_of(DelayedAsk, request.args), request.args.get("after") or None
+    asked, after = asked_of(verbs.DelayedAsk, request.args), request.args.get("after") or None
     try:
         page = parts.delayed.page(after, _ROWS, asked.ticket or "", _FIND_S)
     except ValueError:
         raise refused("after is not one from a page") from None
     following = page.cursor and "?" + urlencode({**asked.given, "after": page.cursor})
-    facts: dict[str, Any] = {"rows": [shown(row) for row in page.rows], "following": following}
+    facts: dict[str, Any] = {"rows": [api.shown(row) for row in page.rows], "following": following}
     facts |= parts.delayed.counts()
     facts |= {"asked": asked.ticket or "", "is_first": after is None}
     facts["has_streams"] = any(row.stream for row in page.rows)
@@ -491,7 +422,7 @@ def go(path: str, said: str) -> AnyResponse:
     return redirect(f"{there.path}?{kept}{'&' * bool(kept)}said={_SAID.dumps(said[:_LONGEST])}", 303)
 
 
-def _add_form(app: Flask, verb: Verb) -> None:
+def _add_form(app: Flask, verb: verbs.Verb) -> None:
     @needs(Role.OPERATOR)
     def act() -> AnyResponse:
         form = request.form
@@ -508,14 +439,16 @@ def _add_form(app: Flask, verb: Verb) -> None:
         if given.get("ids") == []:
             return go(back, "Nothing was chosen")
         args = read_model(verb.args, given, strict=False)
-        places = {name: read_form_text(name, 64) for name in verb.places}
-        outcome = performed(parts, verb, args, **places)
-        return go(ticket_url(given["ticket_id"]) if "ticket_id" in given else back, outcome.text)
+        places = {name: form.get(name, "") for name in verb.places}
+        if not all(places.values()):
+            raise refused(f"the form must have {', '.join(places)}")
+        outcome = api.performed(parts, verb, args, **places)
+        return go(formatting.ticket_url(given["ticket_id"]) if "ticket_id" in given else back, outcome.text)
 
     app.add_url_rule(verb.form, f"form {verb.name}", act, methods=["POST"])
 
 
-def _add_bulk(app: Flask, shelf: Shelf) -> None:
+def _add_bulk(app: Flask, shelf: verbs.Shelf) -> None:
     @needs(Role.OPERATOR)
     def bulk() -> AnyResponse | str:
         """Say what a verb would touch (``dry``), or do it: to those that are chosen at once, to all that fit by a job.
@@ -524,27 +457,27 @@ def _add_bulk(app: Flask, shelf: Shelf) -> None:
         if verb is None:
             raise refused(f"the field what must be one of {', '.join(shelf.verbs)}")
         asked, ids = asked_of(shelf.ask, form), _chosen_ids()
-        if shelf is TICKETS and not asked.given:
+        if shelf is verbs.TICKETS and not asked.given:
             raise refused("give a state, a consumer or an error")
-        if not (ids or form.get("all")) and (shelf is DELAYED or form.get("chosen")):
+        if not (ids or form.get("all")) and (shelf is verbs.DELAYED or form.get("chosen")):
             raise refused("nothing was chosen: go back, and choose messages in the first column")
-        wanted, told = shelf.meant(asked, sees_texts()), asked.told(f"all {shelf.noun}s")
-        more: dict[str, Any] = {"due_ms": _due_ms()} if verb.args is MovedDelayed else {}
+        wanted, told = shelf.meant(asked, api.sees_texts()), asked.told(f"all {shelf.noun}s")
+        more: dict[str, Any] = {"due_ms": _due_ms()} if verb.args is verbs.MovedDelayed else {}
         if form.get("dry"):
-            named, view = Preview(), acting_in(parts)
+            named, view = Preview(), api.acting_in(parts)
             named.add(shelf.named(view, ids))
-            found = DryRun(named, b"", True) if ids else shelf.dry_run(view, wanted, _COUNT_S)
+            found = verbs.DryRun(named, b"", True) if ids else shelf.dry_run(view, wanted, _COUNT_S)
             again = [("id", one) for one in ids] or [("all", "1"), *asked.given.items()]
             return preview_page(verb, found, told, [*again, *more.items()])
         why = read_why()
         if ids:
-            outcome = performed(parts, verb, verb.args(ids=ids, reason=why, **more))  # type: ignore[call-arg]
+            outcome = api.performed(parts, verb, verb.args(ids=ids, reason=why, **more))  # type: ignore[call-arg]
             return go(shelf.path, outcome.text)
         until, count = form.get("until", ""), form.get("count", "")
-        if not STREAM_ID.fullmatch(until) or not re.fullmatch("[0-9]{1,12}", count):
+        if not is_id(until) or not re.fullmatch("[0-9]{1,12}", count):
             raise refused("see the preview first")
         args = verb.args.model_construct(**more)
-        job = parts.bulk.begin(verb, acting_in(parts, why), args, wanted, told, until.encode(), int(count))
+        job = parts.bulk.begin(verb, api.acting_in(parts, why), args, wanted, told, until.encode(), int(count))
         return redirect(f"/dead-letters/jobs/{job.id}", 303)
 
     app.add_url_rule(f"{shelf.path}/bulk", f"bulk {shelf.path}", bulk, methods=["POST"])
@@ -555,14 +488,12 @@ def _chosen_ids() -> list[str]:
 
 
 def _due_ms() -> int:
-    """Return the time to which messages are to be moved; without scripts, its form gives it in UTC. Raises Problem 422,
-    with a sentence."""
+    """Return the time to which messages are to be moved; without scripts its form gives it in UTC."""
     given, text = request.form.get("due_ms", ""), request.form.get("at", "").strip()
     if not (given or text):
         raise refused("say when they are to be sent: give a time beside the button")
     try:
-        is_number = given.isascii() and given.isdigit() and len(given) < 19
-        due_ms = int(given) if is_number else moment_ms(text, lambda: datetime.UTC)
+        due_ms = int(given) if _NUMBER.fullmatch(given) else moment_ms(text, lambda: datetime.UTC)
         check_due(due_ms, parts.delayed.now_ms())
     except ValueError as wrong:
         raise refused(str(wrong).replace("write e.g.", "write the time as")) from None
@@ -572,7 +503,7 @@ def _due_ms() -> int:
 @pages.post("/dead-letters/jobs/<job_id>/stop")
 @needs(Role.OPERATOR)
 def stop(job_id: str) -> AnyResponse:
-    job, by = bulk_job(job_id), acting_in(parts, read_why()).by
+    job, by = bulk_job(job_id), api.acting_in(parts, read_why()).by
     parts.bulk.stop_job(job)
     parts.action_log.note(OperatorAction(by, f"stop {job.what}", job.told), counted(job.outcomes.elements()))
     return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
@@ -599,20 +530,21 @@ _COUNTED = {key for some in _NAV.values() for *_, key in some}
 _LOGIN = "/login"
 
 
-def add_pages(app: Flask, parts: Parts) -> None:
+def add_pages(app: Flask, parts: api.Parts) -> None:
     app.extensions["usher_parts"] = parts
     app.register_blueprint(pages)
-    for verb in VERBS.values():
+    for verb in verbs.VERBS.values():
         if verb.form:
             _add_form(app, verb)
-    for shelf in (LETTERS, DELAYED, TICKETS):
+    for shelf in (verbs.LETTERS, verbs.DELAYED, verbs.TICKETS):
         _add_bulk(app, shelf)
     guard: Doorman = app.extensions["usher_doorman"]
     guard.login_path = _LOGIN
-    app.jinja_env.filters.update(FILTERS)
+    app.jinja_env.filters.update(formatting.FILTERS)
     known: dict[str, Any] = {"csrf_token": csrf_token, "csrf_name": CSRF_FIELD, "quoted": shlex.quote, "orders": ORDERS}
-    known |= {"ticket_url": ticket_url, "message_url": message_url, "spark_points": spark}
-    known |= {"tried": tried, "ticket_columns": TICKET_COLUMNS, "states": BY_NAME, "listed_states": LISTED}
+    known |= {name: getattr(formatting, name) for name in ("ticket_url", "message_url", "tried")}
+    known |= {"spark_points": formatting.spark, "ticket_columns": formatting.TICKET_COLUMNS}
+    known |= {"states": BY_NAME, "listed_states": LISTED}
     app.jinja_env.globals.update(known)
     app.jinja_env.globals["root"] = LocalProxy(lambda: request.script_root)
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
@@ -621,13 +553,15 @@ def add_pages(app: Flask, parts: Parts) -> None:
 @pages.after_app_request
 def for_people(response: Response) -> Response:
     is_page = not request.path.startswith(("/api/", "/metrics", "/static/"))
-    is_page = is_page and "text/html" in request.headers.get("Accept", "")
-    if response.mimetype == "application/problem+json" and is_page:
-        response = _problem_page(response)
+    if response.mimetype == "application/problem+json" and is_page and "text/html" in request.headers.get("Accept", ""):
+        problem = response.get_json()
+        named = str(problem.get("title", "problem")).replace("_", " ").capitalize()
+        facts = {"title": problem.get("status"), "problem": problem, "named": named}
+        response.set_data(framed("layout/problem.html", "problem", **facts))
+        response.mimetype = "text/html"
     if response.mimetype in ("text/html", "image/svg+xml"):
         response.headers["Content-Security-Policy"] = _POLICY
-        # Not no-referrer: with that, browsers put null into Origin, by which we recognize our own forms
-        # (usher.common.http.auth).
+        # Not no-referrer: with that, browsers put null into Origin, by which auth.py recognizes our own forms.
         response.headers["Referrer-Policy"] = "same-origin"
         response.headers["X-Frame-Options"] = "DENY"
         response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
@@ -640,27 +574,13 @@ def file(name: str) -> Response:
     return send_from_directory(Path(__file__).parent / "static", name)  # by its digest, browsers know one again
 
 
-@pages.get(_LOGIN)
+@pages.route(_LOGIN, methods=["GET", "POST"])
 @needs(Role.ANYBODY)
-def show_login() -> AnyResponse:
-    wanted = local_path(request.args.get("next", "/"))
-    if not doorman().asks:
+def login() -> AnyResponse | tuple[str, int]:
+    wanted, is_sent = local_path(request.values.get("next", "/")), request.method == "POST"
+    if not doorman().asks or (is_sent and doorman().sign_in(request.form.get("token", ""))):
         return redirect(wanted, 303)
-    return make_response(framed("layout/login.html", "login", title="Sign in", next=wanted))
-
-
-@pages.post(_LOGIN)
-@needs(Role.ANYBODY)
-def login() -> AnyResponse:
-    if request.content_length is None or "Expect" in request.headers:
-        # Anyone may send one. A body of this length (MAX_CONTENT_LENGTH) has arrived by now, and holds no thread;
-        # chunks would be waited for.
-        raise Problem(411, detail="send the form with a Content-Length", close=True)
-    form = request.form
-    wanted = local_path(form.get("next", "/"))
-    if doorman().sign_in(form.get("token", "")) is None:
-        return make_response(framed("layout/login.html", "login", title="Sign in", next=wanted, wrong=True), 403)
-    return redirect(wanted, 303)
+    return framed("layout/login.html", "login", title="Sign in", next=wanted, wrong=is_sent), 403 if is_sent else 200
 
 
 @pages.post("/logout")
@@ -675,32 +595,20 @@ def _common() -> dict[str, Any]:
     role: Role = getattr(g, "role", Role.ANYBODY)
     may_look = role.may(Role.VIEWER)
     # Every page takes a snapshot, so that the counts beside the names of pages are up to date on all of them.
-    seen = parts.overview.snapshot() if may_look else {}
-    found = [alarm for alarm in seen.get("alarms", ()) if alarm["level"] != OK]
-    number_of = len(found) + len(seen.get("groups", ()))
-    counts = {key: number(count) for key, count in {**seen, "troubles": number_of}.items() if key in _COUNTED and count}
+    pulse = parts.overview.snapshot() if may_look else {}
+    found = [alarm for alarm in pulse.get("alarms", ()) if alarm["level"] != OK]
+    number_of = len(found) + len(pulse.get("groups", ()))
+    counted = {key: count for key, count in {**pulse, "troubles": number_of}.items() if key in _COUNTED and count}
+    counts = {key: formatting.number(count) for key, count in counted.items()}
     is_ours, said = _SAID.loads_unsafe(request.args.get("said", ""))
     return {
-        "role": role.value,
-        "who": getattr(g, "who", ""),
         "may_look": may_look,
         "may_act": role.may(Role.OPERATOR),
         "shown_names": parts.fields.names if role.may(Role.OPERATOR) else (),
         "signed_in": may_look and bool(csrf_token()) and doorman().asks,
-        "signed_on": g.get("signed_on", ""),
         "nav": [(group, [(*page, counts.get(key, "")) for *page, key in some]) for group, some in _NAV.items()],
         "troubles": number_of,
-        "pulse": seen,
+        "pulse": pulse,
         "now_ms": wall_ms(),
         "said": said if is_ours else "",
     }
-
-
-def _problem_page(response: Response) -> Response:
-    problem = response.get_json()
-    named = str(problem.get("title", "problem")).replace("_", " ").capitalize()
-    response.set_data(
-        framed("layout/problem.html", "problem", title=problem.get("status"), problem=problem, named=named)
-    )
-    response.mimetype = "text/html"
-    return response

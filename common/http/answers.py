@@ -1,4 +1,5 @@
-"""Answers that go on, as server-sent events: each holds a thread, so there is a constant number of them.
+"""Answers over HTTP: JSON documents, problem documents (RFC 9457) for errors, and those that go on, as server-sent
+events: each holds a thread, so there is a constant number of them.
 
 Who does not read what is sent loses the connection: it can come back and say where it was. A client that has gone is
 noticed within seconds, though nothing is sent.
@@ -6,27 +7,79 @@ noticed within seconds, though nothing is sent.
 
 from __future__ import annotations
 
+import json
+import secrets
 import select
 import socket
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
+from typing import Any
 
+import orjson
 from flask import Response, request
 
 from usher.common.base.clock import now_s
-from usher.common.base.log import WARNING, event
-from usher.common.http.problem import Problem
-from usher.common.http.serve import MOST_FOLLOWERS
+from usher.common.base.errors import UsherError
+from usher.common.base.log import DEBUG, WARNING, event
 
 #: How often it is looked whether the client is there, and when one that was idle gets a sign of life.
 _LOOK_S, _HEARTBEAT_S = 2.0, 15.0
 _MOST_BYTES = 262_144
 
 
+class Problem(UsherError):
+    """An error answer, sent as a problem document (RFC 9457).
+
+    ``title`` is a word for programs, ``detail`` a sentence for people, ``facts`` are further members. Never put input
+    into any of them. ``close`` ends the connection: for requests whose body was not read to its end.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        title: str = "",
+        detail: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        close: bool = False,
+        **facts: Any,
+    ) -> None:
+        self.status = HTTPStatus(status)
+        self.title = title or self.status.phrase.lower().replace(" ", "_").replace("-", "_")
+        self.detail = detail
+        self.headers = dict(headers or {})
+        if close:
+            self.headers["Connection"] = "close"
+        self.facts = facts
+        self.request_id = secrets.token_hex(8)
+        super().__init__(detail or self.title)
+
+
+def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    try:
+        body = orjson.dumps(document)
+    except TypeError:  # orjson cannot encode text that was not UTF-8 in Redis, or whole numbers above 64 bits
+        body = json.dumps(document, default=str).encode()
+    return Response(body, status, headers, content_type="application/json")
+
+
+def answer_problem(problem: Problem) -> Response:
+    """Return a problem document, and log its request id, at level debug: requests must not flood the log."""
+    document: dict[str, Any] = {"type": "about:blank", "title": problem.title, "status": int(problem.status)}
+    if problem.detail:
+        document["detail"] = problem.detail
+    response = answer({**document, **problem.facts, "request_id": problem.request_id}, problem.status, problem.headers)
+    response.content_type = "application/problem+json"
+    facts: dict[str, Any] = {"title": problem.title, "request_id": problem.request_id}
+    event("request_refused", level=DEBUG, status=int(problem.status), **facts)
+    return response
+
+
 class LiveStream:
-    """An answer that goes on. ``send`` and ``close`` may be called from any thread. ``unwritten``: bytes that were sent
-    and are not written yet. On the thread that answers, ``on_written`` is called whenever nothing waits any more."""
+    """An answer that goes on. ``send`` and ``close`` may be called from any thread. ``unwritten``: bytes that wait for
+    the thread that answers, on which ``on_written`` is called whenever nothing waits any more."""
 
     response: Response
 
@@ -34,7 +87,6 @@ class LiveStream:
         self._on_written = on_written
         self._fresh = threading.Condition()
         self._waiting: deque[bytes] = deque()
-        self._being_written = 0
         self.unwritten = 0
         self.closed = False
 
@@ -45,7 +97,7 @@ class LiveStream:
             self._waiting.append(data)
             self.unwritten += len(data)
             # The first alone may be larger, and would be so again for who comes back for it.
-            if self.unwritten - self._being_written - len(self._waiting[0]) > _MOST_BYTES:
+            if self.unwritten - len(self._waiting[0]) > _MOST_BYTES:
                 event("reader_too_slow", level=WARNING)
                 self._waiting.clear()
                 self.closed = True
@@ -66,13 +118,10 @@ class LiveStream:
                     self._fresh.wait(_LOOK_S)
                 data = b"".join(self._waiting)
                 self._waiting.clear()
-                self._being_written = len(data)
+                self.unwritten = 0
             if data:
                 yield data
                 idle_since_s = now_s()
-                with self._fresh:
-                    self.unwritten -= self._being_written
-                    self._being_written = 0
                 if not self.unwritten:
                     self._on_written()
             elif self.closed or poll.poll(0):
@@ -82,15 +131,11 @@ class LiveStream:
 
 
 class LiveStreams:
-    def __init__(self, most: int = MOST_FOLLOWERS) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._open: dict[LiveStream, str] = {}
         self._ending = False
-
-    @property
-    def count(self) -> int:
-        return len(self._open)
 
     def open(
         self, who: str, on_closed: Callable[[], None], on_written: Callable[[], None] = lambda: None
