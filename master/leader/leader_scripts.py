@@ -529,18 +529,17 @@ class LeaderScripts:
         _, cursor, flat, gone = self._run("sweep", script_keys, args)
         return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
 
-    def save_position(self, takeable: int = 0) -> tuple[GroupPosition, dict[bytes, int]]:
+    def save_position(self, takeable: int = 0) -> GroupPosition:
         """Save the group's position, and how many messages another consumer could take now, and tell of what was cut
-        unread since the last time. Return the position, and how many entries are pending for each name of the group.
-        Raises GroupMissing."""
+        unread since the last time. Raises GroupMissing."""
         keys = self._keys
-        _, delivered, oldest, cut, pending = self._run(
+        _, delivered, oldest, cut = self._run(
             "save_position",
             (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups, keys.counters, keys.taken),
             (takeable,),
         )
         self.losses.cut(cut, delivered)
-        return GroupPosition(delivered, oldest or None), {name: int(count) for name, count in pending}
+        return GroupPosition(delivered, oldest or None)
 
     def note_chart(self, place: str, point: bytes) -> None:
         """Write a point of the charts. One that comes late, when we lead no more, does no harm: all that it goes by is

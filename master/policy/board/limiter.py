@@ -21,8 +21,6 @@ from collections.abc import Iterable
 from usher.master.policy.board.tickets import BoardTicket
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, TokenBuckets
 
-#: Seconds' worth of a slowed ticket's messages, at its rate, that are kept in memory when memory is full.
-_KEPT_S = 10.0
 _ANY = 1 << 31
 #: Rate of a rule that slows, and does not say how far.
 _SLOWEST = 0.001
@@ -31,10 +29,9 @@ _SLOWEST = 0.001
 class Limiter:
     """Limiter of tickets and tenants. A ticket is put aside in at most one place, and is ``queued`` while it is."""
 
-    def __init__(self, ticket_window: int) -> None:
+    def __init__(self) -> None:
         self.rules = Rulebook()
         self.has_rules = False  # asked for every part of a plan
-        self.most_kept = (ticket_window + 1) // 2
         self._paused: deque[BoardTicket] = deque()
         self._slowed: list[tuple[float, int, BoardTicket]] = []  # a heap, by the time at which the ticket may go on
         self._number = itertools.count().__next__
@@ -150,16 +147,6 @@ class Limiter:
     def _is_full(self, tenant: bytes, rule: Rule) -> bool:
         running = sum(1 for ticket in list(self._running.get(tenant, {}).values()) if ticket.running)
         return rule.concurrency is not None and running >= rule.concurrency
-
-    # ---- memory ------------------------------------------------------------------------------------------------------
-
-    def worth_keeping(self, ticket: BoardTicket) -> int:
-        """Return how many messages of a ticket are worth having in memory when Redis keeps account of the others."""
-        rule = self.rules.of(ticket.name, ticket.tenant) if self.has_rules else None
-        if rule is None:
-            return self.most_kept
-        slow = rule.action is RuleAction.SLOW
-        return min(self.most_kept, 1 + int(_KEPT_S * (rule.rate_per_second or 0))) if slow else 0
 
     def drop_empty(self) -> None:
         """Drop tickets that have nothing parked any more: a rule may hold for long, and they would pile up."""

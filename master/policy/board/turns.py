@@ -64,6 +64,7 @@ class FairQueue(RunQueue):
         self._turns: list[tuple[float, int, _Tenant]] = []  # a heap; a tenant may also be in it where it was before
         self._held: list[_Tenant] = []
         self._number = itertools.count().__next__
+        self.lined_up = 0  # tickets that wait for their turns
         self._now_s = 0.0
         self._last = 0.0  # the turn that was had last
         self._urgent_came = False  # since a ticket found no consumer
@@ -167,6 +168,7 @@ class FairQueue(RunQueue):
         marks.turn = place
         heapq.heappush(tenant.places, place)
         tenant.waiting += 1
+        self.lined_up += 1
         if len(tenant.places) > 2 * tenant.waiting + _OUTDATED:
             tenant.places = list(filter(_is_valid, tenant.places))
             heapq.heapify(tenant.places)
@@ -175,12 +177,14 @@ class FairQueue(RunQueue):
 
     def _move(self, ticket: BoardTicket, marks: TicketMarks) -> None:
         marks.line.waiting -= 1
+        self.lined_up -= 1
         self._line_up(ticket)
 
     def _leave(self, tenant: _Tenant) -> BoardTicket:
         while not _is_valid(place := heapq.heappop(tenant.places)):
             pass
         tenant.waiting -= 1
+        self.lined_up -= 1
         ticket = place[-1]
         assert ticket.marks is not None
         ticket.marks.turn = None
