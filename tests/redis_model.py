@@ -257,7 +257,10 @@ class RedisModel:
     def begin(self) -> None:
         """begin.lua."""
         of_strangers = [one for one in self.pending if rank(one) > rank(self.dealt)]
-        self.unread = dict.fromkeys(sorted({*self.ahead, *of_strangers, *self.unread}, key=rank))
+        again = {*self.ahead, *of_strangers}
+        gone = (again & self.bodiless) - self.pending.keys()  # nobody reads these
+        self.done |= gone
+        self.unread = dict.fromkeys(sorted((again | self.unread.keys()) - gone, key=rank))
         self.ahead = {}
         self.delivered = self.dealt = min(self.delivered, self.dealt, key=rank)
 

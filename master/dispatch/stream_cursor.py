@@ -189,7 +189,7 @@ class PositionSaver:
     def turn(self, board: Board, steps: LeaderScripts, last_read: bytes) -> GroupPosition | None:
         """Save the position, once a second while it moves, and return it; None when Redis was not asked."""
         now = now_s()
-        is_open = bool(board.in_flight or board.parked)
+        is_open = board.is_busy
         noted = self.memory.noted
         has_moved = noted is None or noted.delivered != last_read or is_open or self._was_open
         self._next_s = self._saved_s + (_SAVE_POSITION_S if has_moved else self._look_s)

@@ -30,8 +30,9 @@ from usher.master.settings import LONGEST_LEASE_S
 #: A standby looks again when the lease that it saw would end, or after so many seconds: a leader that resigns, and one
 #: that is elected, tells those who read the stream of changes. Others, and who tries to be elected, look more often.
 _LOOK_S, _AGAIN_S = 5.0, 0.5
-#: Elections are so far apart: when doubts follow each other, something lasting is wrong.
-_APART_S = 0.4
+#: The first doubt is settled at once. An election sooner than this after the last one delays the next: when doubts
+#: follow each other, something lasting is wrong.
+_CALM_S, _PAUSE_S = 5.0, 0.4
 
 
 class _Known(NamedTuple):
@@ -167,7 +168,7 @@ class Elector(Service):
         self._works = works
         self._for_others = for_others  # steps that are loaded for users that may not send scripts
         self._not_loaded = ""  # why they could not be, as it was logged
-        self._elected_s = -math.inf
+        self._elected_s, self._not_before_s = -math.inf, 0.0
         self._not_extended: int | None = None  # the epoch for which that is logged
         self._told_of = ""  # the leader for which our standing by is logged
         self.elections = 0
@@ -201,7 +202,7 @@ class Elector(Service):
             is_known = self._hears and self._told_of and not (self._is_told or doubted)
             if is_known and 0 < (left_ms := self._link.call("PTTL", self._keys.leader)) <= 1000 * LONGEST_LEASE_S:
                 return min(_LOOK_S, (left_ms + 1) / 1000)
-            if (early_s := self._elected_s + _APART_S - now_s()) > 0:
+            if (early_s := self._not_before_s - now_s()) > 0:
                 return early_s
             self._is_told = False
             return self._elect(succeed=str(epoch) if doubted else "")
@@ -279,7 +280,8 @@ class Elector(Service):
             if reply[0] == b"HELD":
                 return _AGAIN_S
         self.elections += 1
-        self._elected_s = now_s()
+        former_s, self._elected_s = self._elected_s, now_s()
+        self._not_before_s = self._elected_s + _PAUSE_S * (self._elected_s - former_s < _CALM_S)
         epoch = int(reply[1])
         self._told_of = ""
         event("leader_elected", epoch=epoch, stream=self._keys.stream)

@@ -337,7 +337,7 @@ class Takeover:
                 # Entries that come as new are not parked under ``master``.
                 ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
             elif owner == HALTED:
-                ids = [ids[0], *(entry_id for entry_id in ids[1:] if rank(entry_id) <= last_read)]
+                ids = ids[:1]  # the others are under ``master``, and read there
             else:
                 if owner not in pending:
                     pending[owner] = set(self._stream.pending_of(owner))

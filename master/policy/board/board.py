@@ -98,6 +98,11 @@ class Board:
         return room if self._fair is None else max(room, _AHEAD)
 
     @property
+    def is_busy(self) -> bool:
+        """Return whether something is in processing, or could be."""
+        return self.in_flight > 0 or self._queue.is_waiting
+
+    @property
     def lined_up(self) -> int:
         """Number of tickets that wait for their turns, where tenants take turns."""
         return 0 if self._fair is None else self._fair.lined_up
