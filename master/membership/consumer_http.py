@@ -7,7 +7,6 @@ proxies or credentials; time and bytes of an answer are bounded, however slowly 
 
 from __future__ import annotations
 
-import re
 import socket
 import ssl
 import threading
@@ -18,13 +17,13 @@ from functools import cached_property
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import quote
 
 import orjson
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.extras import Late
-from usher.master.membership.health_url import HealthHosts, UnfitUrl
+from usher.master.membership.health_url import HealthHosts, HealthUrl, UnfitUrl
 
 if TYPE_CHECKING:
     from usher.master.policy.explain.explain import OwnEntry, OwnerTold
@@ -91,8 +90,8 @@ class ConsumerHttpClient:
 
     def _ask(self, health_url: str, end: str, instead: str) -> ConsumerAnswer:
         try:
-            url, host = self._hosts.pin(health_url, _resolve)
-            return self._get(urlsplit(url.removesuffix(end) + instead), host)
+            url, address = self._hosts.pin(health_url, _resolve)
+            return self._get(url, address, url.rest.removesuffix(end) + instead)
         except UnfitUrl as unfit:
             return ConsumerAnswer(unfit=str(unfit))
         except (HTTPException, OSError, ValueError) as failed:
@@ -100,23 +99,20 @@ class ConsumerHttpClient:
         finally:
             self._under_way.pop(threading.get_ident(), None)
 
-    def _get(self, url: SplitResult, host: str) -> ConsumerAnswer:
+    def _get(self, url: HealthUrl, address: str, path: str) -> ConsumerAnswer:
         """Ask a URL. Raises HTTPException, OSError, ValueError."""
-        bounds, began_s, is_tls = self._bounds, now_s(), url.scheme == "https"
-        connection = HTTPConnection(url.hostname or "", url.port or (443 if is_tls else 80))
-        connection.sock = socket.create_connection((connection.host, connection.port), bounds.connect_s)
+        bounds, began_s, connection = self._bounds, now_s(), HTTPConnection(address, url.port)
+        connection.sock = socket.create_connection((address, url.port), bounds.connect_s)
         with closing(connection):
-            if is_tls:
-                name = re.sub(r":[0-9]+$", "", host).strip("[]")
+            if url.is_tls:
                 connection.sock = self._tls.wrap_socket(
-                    connection.sock, server_hostname=name, do_handshake_on_connect=False
+                    connection.sock, server_hostname=str(url.host), do_handshake_on_connect=False
                 )
             self._under_way[threading.get_ident()] = connection.sock, began_s
             connection.sock.settimeout(bounds.read_s)
             if isinstance(connection.sock, ssl.SSLSocket):
                 connection.sock.do_handshake()
-            asked = url._replace(scheme="", netloc="", path=url.path or "/").geturl()
-            connection.request("GET", asked, headers={"Host": host})
+            connection.request("GET", path if path.startswith("/") else f"/{path}", headers={"Host": url.named})
             response, room = connection.getresponse(), bytearray(bounds.most_bytes)
             # Not ``read``: of a chunk of negative length it reads all. Packed data stay packed.
             answer = ConsumerAnswer(response.status, bytes(room[: response.readinto(room)]))

@@ -13,14 +13,15 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from usher.common.base.errors import SettingsError
 
 _LONGEST_URL = 512
 #: No userinfo, no fragment, no backslash, nothing outside ASCII: none of them has a place in a health URL.
 _URL = re.compile(
-    r"(?:http|https)://(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::(?P<port>[0-9]{1,5}))?"
-    r"(?:/[A-Za-z0-9._~!$&'()*+,;=:%/-]*)?(?:\?[A-Za-z0-9._~!$&'()*+,;=:%/?-]*)?"
+    r"(https?)://((\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::([0-9]{1,5}))?)"
+    r"((?:/[A-Za-z0-9._~!$&'()*+,;=:%/-]*)?(?:\?[A-Za-z0-9._~!$&'()*+,;=:%/?-]*)?)"
 )
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 #: Hosts that C libraries and browsers take for an IPv4 address: the last label is a number, decimal or hexadecimal.
@@ -46,6 +47,17 @@ class UnfitUrl(ValueError):
     """A health URL that is refused; the message says why and repeats nothing of it."""
 
 
+class HealthUrl(NamedTuple):
+    """A health URL. ``host``: an address, or a name in lower case. ``named``: host and port as it names them. ``rest``:
+    path and query."""
+
+    is_tls: bool
+    named: str
+    host: Address | str
+    port: int
+    rest: str
+
+
 @dataclass(frozen=True)
 class HealthHosts:
     """The hosts that health URLs may point to: from USHER_HEALTH_HOSTS, see ``parse_hosts``."""
@@ -55,35 +67,28 @@ class HealthHosts:
     #: Ports that are never asked: those of our own Redis.
     closed_ports: frozenset[int] = frozenset()
 
-    def check(self, url: str) -> None:
-        host = host_of(url)
-        if port_of(url) in self.closed_ports:
+    def check(self, text: str) -> HealthUrl:
+        url = parse_url(text)
+        if url.port in self.closed_ports:
             raise UnfitUrl("must not point to the port of Redis")
-        if isinstance(host, str):
-            if host not in self.names:
+        if isinstance(url.host, str):
+            if url.host not in self.names:
                 raise UnfitUrl("must point to a host that USHER_HEALTH_HOSTS of the master names")
-        elif never(host) or not any(host in network for network in self.networks):
+        elif _never(url.host) or not any(url.host in network for network in self.networks):
             raise UnfitUrl("must point to an address that USHER_HEALTH_HOSTS of the master names")
+        return url
 
-    def pin(self, url: str, resolve: Callable[[str, int], Sequence[str]]) -> tuple[str, str]:
-        """Return ``url`` with an address in place of its name, and the value of the Host header.
-
-        ``resolve`` returns the addresses of a name. It is asked once, all addresses are checked, and the connection
-        goes to the first, so that a name that resolves differently at a second look leads nowhere. Raises UnfitUrl, and
-        what ``resolve`` raises.
-        """
-        self.check(url)
-        host, port = host_of(url), port_of(url)
-        scheme, _, behind = url.partition("://")
-        at = re.search(r"[/?]", behind)
-        named, rest = (behind[: at.start()], behind[at.start() :]) if at else (behind, "")
-        if not isinstance(host, str):
-            return url, named
-        addresses = [ipaddress.ip_address(found) for found in resolve(host, port)]
-        if not addresses or any(never(address) for address in addresses):
+    def pin(self, text: str, resolve: Callable[[str, int], Sequence[str]]) -> tuple[HealthUrl, str]:
+        """Return the URL and the address to ask. ``resolve`` returns the addresses of a name. It is asked once, all
+        addresses are checked, and the connection goes to the first, so that a name that resolves differently at a
+        second look leads nowhere. Raises UnfitUrl, and what ``resolve`` raises."""
+        url = self.check(text)
+        if not isinstance(url.host, str):
+            return url, str(url.host)
+        addresses = [ipaddress.ip_address(found) for found in resolve(url.host, url.port)]
+        if not addresses or any(map(_never, addresses)):
             raise UnfitUrl("must point to a host with addresses that may be asked")
-        first = addresses[0]
-        return f"{scheme}://{f'[{first}]' if first.version == 6 else first}:{port}{rest}", named
+        return url, str(addresses[0])
 
 
 def parse_hosts(text: str, closed_ports: Iterable[int] = ()) -> HealthHosts:
@@ -107,41 +112,35 @@ def parse_hosts(text: str, closed_ports: Iterable[int] = ()) -> HealthHosts:
     return HealthHosts(tuple(networks), frozenset(names), frozenset(closed_ports))
 
 
-def host_of(url: str) -> Address | str:
-    """Return the host of a health URL: an address, or a name in lower case. Raises UnfitUrl for every URL that could be
-    read in two ways."""
-    found = _URL.fullmatch(url) if len(url) <= _LONGEST_URL else None
+def parse_url(text: str) -> HealthUrl:
+    """Parse a health URL. Raises UnfitUrl for every one that could be read in two ways."""
+    found = _URL.fullmatch(text) if len(text) <= _LONGEST_URL else None
     if found is None:
         raise UnfitUrl(
             f"must be a plain http:// or https:// URL of at most {_LONGEST_URL} characters: no user, no fragment, no"
             " spaces"
         )
-    port = found["port"]
-    if port is not None and not 1 <= int(port) <= 65_535:
+    scheme, named, written, number, rest = found.groups()
+    host, port = written.lower(), int(number or (443 if scheme == "https" else 80))
+    if not 1 <= port <= 65_535:
         raise UnfitUrl("must have a port from 1 to 65535")
-    host = found["host"].lower()
+    address: Address | None = None
     try:
         if host.startswith("["):
-            return ipaddress.IPv6Address(host[1:-1])
-        if _ENDS_IN_NUMBER.fullmatch(host):
-            return ipaddress.IPv4Address(host)
+            address = ipaddress.IPv6Address(host[1:-1])
+        elif _ENDS_IN_NUMBER.fullmatch(host):
+            address = ipaddress.IPv4Address(host)
     except ValueError:
         raise UnfitUrl("must write its address in the usual form, like 127.0.0.1 or [::1]") from None
-    if not _NAME.fullmatch(host):
+    if address is None and not _NAME.fullmatch(host):
         raise UnfitUrl("must name its host in the usual form")
-    return host
-
-
-def port_of(url: str) -> int:
-    found = _URL.fullmatch(url)
-    return int(found["port"]) if found and found["port"] else 443 if url.startswith("https") else 80
+    return HealthUrl(scheme == "https", named, address or host, port, rest)
 
 
 def redis_ports(redis_url: str) -> list[int]:
     return [int(port) for port in re.findall(r":([0-9]{1,5})(?=[/,?#]|$)", redis_url.rpartition("@")[2])] or [6379]
 
 
-def never(address: Address) -> bool:
-    """Return whether no allow-list can open this address. The health checker uses it too, for the addresses that a
-    *name* resolves to."""
+def _never(address: Address) -> bool:
+    """Return whether no allow-list can open this address."""
     return any(address in network for network in _NEVER)

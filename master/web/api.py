@@ -51,7 +51,7 @@ from usher.master.insight.status import (
     SystemDiagnostics,
 )
 from usher.master.leader.elector import Lead
-from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
+from usher.master.membership.health_url import HealthHosts, UnfitUrl, parse_url
 from usher.master.membership.registry import Membership, RegistrationResult
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
@@ -240,7 +240,7 @@ _MESSAGE_IDS = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20}
 
 _HealthUrl = Annotated[
     str,
-    checked_by(host_of),
+    checked_by(parse_url),
     WithJsonSchema(
         {
             "type": "string",
