@@ -7,8 +7,8 @@ import pytest
 
 from tests.boards import NOW, arrive, board_with, hand_over, ids, planned
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.limiter import Limiter
 from usher.master.policy.board.plans import BoardFacts, Parked
+from usher.master.policy.board.turns import Limiter
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, TokenBuckets, rule_id
 
 

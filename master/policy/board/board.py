@@ -22,8 +22,7 @@ from usher.common.protocol.keys import HALTED, MASTER
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.stream_id import rank
 from usher.common.protocol.ticket_states import RETURNED, due_ms_of, is_given_back, is_waiting
-from usher.master.policy.board.limiter import Limiter
-from usher.master.policy.board.placement import OpenConsumers
+from usher.master.policy.board.placement import Asked, OpenConsumers, Recalls
 from usher.master.policy.board.plans import (
     NOBODY,
     TICKET_PLAN,
@@ -33,7 +32,6 @@ from usher.master.policy.board.plans import (
     TargetPlan,
     TicketPlan,
 )
-from usher.master.policy.board.recall import Asked, Recalls
 from usher.master.policy.board.tickets import (
     OPEN,
     BoardTicket,
@@ -43,7 +41,7 @@ from usher.master.policy.board.tickets import (
     TicketMarks,
     WorkPace,
 )
-from usher.master.policy.board.turns import FairQueue
+from usher.master.policy.board.turns import FairQueue, Limiter
 from usher.master.policy.rules import Rulebook
 
 #: Most entries read ahead at a time: fewer would hide for longer what stands behind a flood; and told of a ticket.
