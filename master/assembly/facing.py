@@ -30,8 +30,7 @@ from usher.master.insight.metrics import AuditMetrics, MasterMetrics
 from usher.master.insight.stats import BacklogWatch, lag_document
 from usher.master.insight.status import FIELDS_S, SystemDiagnostics
 from usher.master.leader.limits import TICKET_WINDOW
-from usher.master.membership.consumer_http import OwnerQuestion
-from usher.master.membership.health_url import HealthHosts
+from usher.master.membership.consumer_http import HealthHosts, OwnerQuestion
 from usher.master.membership.registry import Membership, NameInUse, RegistrationOver
 from usher.master.operations.trimming import retention_of
 from usher.master.policy.rates import BacklogLimits

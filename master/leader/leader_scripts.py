@@ -22,7 +22,7 @@ from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range, gap_of, loss_command
-from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
+from usher.common.protocol.stream_id import ZERO, GroupPosition
 from usher.common.redis.client import Arg, CommandRefused, Link, checked
 from usher.common.redis.replies import (
     group_of,
@@ -213,7 +213,6 @@ class LeaderScripts:
         self.changed: set[tuple[bytes, bytes]] = set()
         self._fence, self._behind_ms = 0, 0.0  # the last one; what Redis' clock has more than ours
         self._taken = b""  # as it is noted
-        self.highest = 0  # rank of the highest id that anybody was given, as far as it is known
         # The last position of the group of which Redis said how many entries it had been given by then, this number,
         # how many we were given since, and how many we have taken that it has not counted yet.
         self._given: tuple[bytes, int | None, int, int] = (ZERO, None, 0, 0)
@@ -230,7 +229,7 @@ class LeaderScripts:
         script_keys = (keys.stream, keys.leader, keys.epoch, keys.taken, groups, keys.counters, keys.changed)
         _, position, given, fence, self.noted = self._run("begin", script_keys, ("1" if is_new else "",))
         self._fence, self._given = int(fence), (position, None if given == b"" else int(given), 0, 0)
-        self._taken, self.highest = b"%s %s" % (position, str(given).encode() if given != b"" else b""), rank(position)
+        self._taken = b"%s %s" % (position, str(given).encode() if given != b"" else b"")
         self._behind_ms = redis_ms(self._link) - 1000 * now_s()
         self.look()
         # Who may not MULTI hears of it before anything depends on it.
@@ -293,8 +292,6 @@ class LeaderScripts:
         if self.changed:
             return None
         keys, began_ns, count = self._keys, time.time_ns(), count + new.is_told
-        if new.found and rank(new.found[0][0]) <= self.highest:  # somebody has set the group back
-            new = replace(new, bodies=_NOTHING)
         read = ("XREADGROUP", "GROUP", keys.group, "master", "COUNT", count, "NOACK", "STREAMS", keys.stream, ">")
         # the next ones may be as large as the newest
         asked = [("XREVRANGE", keys.stream, "+", "-", "COUNT", 1)] if count > _MANY else []
@@ -309,7 +306,6 @@ class LeaderScripts:
         if done is None:
             return None
         self._fence, self._taken = packet.fence or self._fence, packet.taken or self._taken
-        self.highest = max(self.highest, rank(new.found[-1][0] if new.found else new.position or ZERO))
         if packet.left and (missing := len(packet.left) - len(done[len(packet.commands) + (1 if count else -1)])):
             self._cuts.append((missing, b"", new.found[-1][0], 0))
         if plan.targets:

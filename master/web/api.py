@@ -51,7 +51,7 @@ from usher.master.insight.status import (
     SystemDiagnostics,
 )
 from usher.master.leader.elector import Lead
-from usher.master.membership.health_url import HealthHosts, UnfitUrl, parse_url
+from usher.master.membership.consumer_http import HealthHosts, UnfitUrl, parse_url
 from usher.master.membership.registry import Membership, RegistrationResult
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules

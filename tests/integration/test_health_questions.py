@@ -22,9 +22,15 @@ from usher.common.protocol.registration import Registration
 from usher.common.redis.client import Link
 from usher.master.leader.elector import Lead
 from usher.master.membership import consumer_http as asker
-from usher.master.membership.consumer_http import ConsumerHttpClient, OwnerQuestion
+from usher.master.membership.consumer_http import (
+    ConsumerHttpClient,
+    HealthHosts,
+    OwnerQuestion,
+    UnfitUrl,
+    parse_hosts,
+    redis_ports,
+)
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
-from usher.master.membership.health_url import HealthHosts, UnfitUrl, parse_hosts, redis_ports
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.explain.explain import OwnerTold
 
