@@ -327,7 +327,9 @@ class Board:
             return HALTED.decode()
         if ticket.owner is not None and entry_id in ticket.running:
             return ticket.owner.incarnation
-        return MASTER.decode() if entry_id in ticket.parked else ""
+        parked = ticket.parked  # it may be very long
+        is_within = bool(parked) and rank(parked[0]) <= rank(entry_id) <= rank(parked[-1])
+        return MASTER.decode() if is_within and entry_id in parked else ""
 
     def take_in(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Park entries, (id, ticket), that came to ``master`` from elsewhere: taken back, given back, stray, or found
