@@ -72,6 +72,7 @@ class Board:
         self.consumers: dict[str, ConsumerLoad] = {}
         self.in_flight = 0  # messages that consumers have
         self.parked = 0  # messages in memory that no consumer has
+        self._still = 0  # of these, those of halted and waiting tickets, a few seconds ago
         self.unsure: set[bytes] = set()  # tickets whose records others have changed, and that are to be read again
         self.over: set[bytes] = set()  # tickets of which nothing is left, and that may have a record
         self._shrunk: set[bytes] = set()  # tickets of which something in their record is over
@@ -119,7 +120,7 @@ class Board:
         parts: dict[str, list[TicketPlan]] = {}
         # The bound follows from the load after this plan: with the load before it, all but the first ticket would
         # exceed it.
-        bound = self._open.bound(self.in_flight + min(limit, self.parked))
+        bound = self._open.bound(self.in_flight + min(limit, max(0, self.parked - self._still)))
         while size < limit:
             if (ticket := queue.next_runnable()) is None:
                 if not self._untried:
@@ -615,6 +616,7 @@ class Board:
         """Return the tickets that were last compared with Redis before ``limit_s``, by owner: those in processing, of
         which reports may have been lost, and under "" those that wait or are halted, of which notes may have been."""
         found: dict[str, list[bytes]] = {}
+        self._still = sum(len(one.parked) for one in self.tickets.values() if one.standing in _STILL)
         for ticket in self.tickets.values():
             later_s = _WAITING_S if ticket.standing is Standing.WAITING else 0.0
             if ticket.compared_s >= limit_s - later_s:
