@@ -32,7 +32,7 @@ from usher.consumer.web import create_app as consumer_app
 from usher.master.assembly.facing import create_app as master_app
 from usher.master.audit.findings import CHECKS
 from usher.master.audit.settings import AuditSettings
-from usher.master.membership.health_url import parse_hosts
+from usher.master.membership.consumer_http import parse_hosts
 from usher.master.settings import MasterSettings, StreamerSettings
 
 ROOT = Path(__file__).resolve().parents[1]

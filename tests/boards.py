@@ -59,7 +59,7 @@ def freed(board: Board, incarnation: str, ticket: bytes, entry_ids: Iterable[byt
 
 def held_back(board: Board) -> list[BoardTicket]:
     """Name the tickets that rules hold back."""
-    return board._limiter.held
+    return [ticket for _, _, ticket in board._limiter._aside]
 
 
 def may_plan(board: Board) -> bool:

@@ -9,20 +9,11 @@ from collections.abc import Callable, Iterable
 
 from tests.redis_model import RedisModel
 from usher.common.protocol.registration import name_of
-from usher.master.leader.entries import NO_MARKS, NewEntries, PeekedEntry, Rejected
+from usher.master.leader.entries import NewEntries, PeekedEntry, Rejected
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, HandOverPlan
-from usher.master.recovery.repairs import Recoverer, read_again
-
-
-class _PageSteps:
-    """The steps that ``read_again`` asks for."""
-
-    marks = NO_MARKS
-
-    def __init__(self, redis: RedisModel) -> None:
-        self.read_parked = redis.parked_page
+from usher.master.recovery.repairs import Recoverer
 
 
 class Leader:
@@ -103,7 +94,6 @@ class Leader:
         self.recover()
         self.hear()
         self.read_records(list(self.board.unsure))
-        self.reopen()
         self.hand_over()
         self.read()
         self.recall()
@@ -121,10 +111,6 @@ class Leader:
         """What the stream of changed tickets says."""
         self.board.doubt(self.redis.changed[self.heard :])
         self.heard = len(self.redis.changed)
-
-    def reopen(self) -> bool:
-        """One page of what was not kept of a halted ticket."""
-        return read_again(self.board, _PageSteps(self.redis))  # type: ignore[arg-type]
 
     def read_records(self, names: Iterable[bytes]) -> None:
         """Memory follows the index."""

@@ -257,7 +257,10 @@ class RedisModel:
     def begin(self) -> None:
         """begin.lua."""
         of_strangers = [one for one in self.pending if rank(one) > rank(self.dealt)]
-        self.unread = dict.fromkeys(sorted({*self.ahead, *of_strangers, *self.unread}, key=rank))
+        again = {*self.ahead, *of_strangers}
+        gone = (again & self.bodiless) - self.pending.keys()  # nobody reads these
+        self.done |= gone
+        self.unread = dict.fromkeys(sorted((again | self.unread.keys()) - gone, key=rank))
         self.ahead = {}
         self.delivered = self.dealt = min(self.delivered, self.dealt, key=rank)
 
@@ -365,14 +368,6 @@ class RedisModel:
         assert not self.lives(incarnation)
         assert not self.held_by(incarnation)
         return [(one, ticket) for ticket, ids in held for one in ids if self.pending.get(one) == MASTER]
-
-    def parked_page(self, after: bytes | None, count: int) -> Page:
-        """take_back.lua: one page."""
-        page = [entry_id for entry_id in self.held_by(MASTER) if after is None or rank(entry_id) > rank(after)][
-            : min(count, PAGE)
-        ]
-        found = [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
-        return Page(page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending])
 
     def read_parked(self) -> list[tuple[bytes, bytes]]:
         """take_back.lua, all pages at once."""

@@ -26,8 +26,7 @@ from usher.master.insight.live import LiveOverview, TicketFeed
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
 from usher.master.insight.stats import BacklogLimits, BacklogWatch
 from usher.master.insight.status import FIELDS_S
-from usher.master.membership.consumer_http import OwnerQuestion
-from usher.master.membership.health_url import HealthHosts
+from usher.master.membership.consumer_http import HealthHosts, OwnerQuestion
 from usher.master.membership.registry import Membership
 from usher.master.operations.trimming import retention_of
 from usher.master.settings import MasterSettings

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from usher.common.base.clock import now_s
@@ -26,9 +25,8 @@ from usher.master.insight.charts import ChartKeeper
 from usher.master.leader.elector import Elector, Lead
 from usher.master.leader.entries import LONGEST_MARK, Rejected
 from usher.master.leader.limits import limits_of
-from usher.master.membership.consumer_http import ConsumerHttpClient
+from usher.master.membership.consumer_http import ConsumerHttpClient, parse_hosts, redis_ports
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
-from usher.master.membership.health_url import HealthHosts, parse_hosts, redis_ports
 from usher.master.membership.registry import ConsumerRegistry
 from usher.master.operations.delayed_sender import DelayedMessages
 from usher.master.operations.trimming import Trimmer, retention_of, turn_s
@@ -53,20 +51,14 @@ HEALTH_FAILURES = 3
 _MOST_LINKS = 128
 
 
-@dataclass(frozen=True)
 class MasterContext:
-    """Settings, Redis, and the keys of the stream that is worked on, of which each part of a master gets the few values
-    that it needs. Raises SettingsError."""
+    """Settings, Redis, the keys of the stream that is worked on, and the hosts where consumers may be asked, of which
+    each part of a master gets the few values that it needs. Raises SettingsError."""
 
-    settings: MasterSettings
-    redis_url: str
-    keys: Keys = field(init=False)
-    #: The hosts where consumers may be asked.
-    hosts: HealthHosts = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "keys", Keys(self.settings.work_stream, self.settings.group))
-        object.__setattr__(self, "hosts", parse_hosts(self.settings.health_hosts, redis_ports(self.redis_url)))
+    def __init__(self, settings: MasterSettings, redis_url: str) -> None:
+        self.settings, self.redis_url = settings, redis_url
+        self.keys = Keys(settings.work_stream, settings.group)
+        self.hosts = parse_hosts(settings.health_hosts, redis_ports(redis_url))
 
     @property
     def lease_ms(self) -> int:

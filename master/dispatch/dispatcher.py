@@ -21,7 +21,7 @@ from typing import Any
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown
 from usher.common.base.log import DEBUG, ERROR, WARNING, event
-from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import SAME_MEMORY, Link
@@ -39,12 +39,10 @@ from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, BoardFacts, HandOverPlan, Parked
 from usher.master.policy.rules import Target
-from usher.master.recovery.repairs import PAGE, IdleSweep, Recoverer, Takeover, read_again, unreadable
+from usher.master.recovery.repairs import PAGE, IdleSweep, Recoverer, Takeover, unreadable
 
 #: Most plans per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
-#: While memory is full, the looks for what need not be in it take a tenth of the time at most.
-_PAUSE_PER_LOOK = 9.0
 #: Records that are not up to date wait so long for a turn that hands something over.
 _RECORDS_S = 0.25
 #: Seconds between two pages of quiet tickets, in which others have their turn.
@@ -78,7 +76,6 @@ class Dispatcher(Service):
         self.marks = MarkReader(limits.marks)
         self._rejected: list[Rejected] = []  # dead letters to be written
         self._position_saver = PositionSaver(self._stream, limits.reconcile_s)
-        self._unload_s = 0.0  # when to look again for what need not be in memory
         self.closed: frozenset[str] = frozenset()  # they get no new tickets while others do: health_checker.py
         self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
         self._drop_memory()
@@ -218,7 +215,6 @@ class Dispatcher(Service):
         self.board, self._members = found.board, found.members
         begins = found.last_delivered, found.highest_pending
         self._cursor = StreamCursor(limits.batch, limits.read_ahead, self._notifier, *begins)
-        steps.highest = max(steps.highest, rank(found.highest_pending))
         self._position_saver.memory = self._position_saver.memory.found(found.last_delivered)
         self._follow_rules()
         self._steps = steps  # from now on a turn may fail without another takeover
@@ -246,35 +242,27 @@ class Dispatcher(Service):
         )
         # 4. Records of unsure tickets: after 1, which names most of them, and before they are planned.
         self._read_records()
-        # 5. Older entries: those that memory did not keep of tickets that go on.
-        reopening = read_again(self.board, self._led)
-        # 6. Entries on the board get the free slots before new ones.
+        # 5. Entries on the board get the free slots before new ones.
         handed = self._hand_over()
-        # 7. Make room: drop from memory what Redis alone can keep. After 6, since what was handed over needs no room;
-        #    before 8, which reads nothing if too much is parked.
-        self._unload()
-        # 8. New entries. Older ones are on the board by now, or the board knows that they are yet to be read. If there
-        #    are none, some may be asked back for consumers that have nothing to do.
+        # 6. New entries: older ones are on the board by now. If there are none, some may be asked back for consumers
+        #    that have nothing to do.
         more = self._take_new_entries()
-        # 9. Dead letters of entries that 2, 3 and 8 could not use: after 8, since only taken entries can be rejected.
+        # 7. Dead letters of entries that 2, 3 and 6 could not use: after 6, since only taken entries can be rejected.
         self._reject()
-        # 10. Records of the index, if no turn wrote them; and the group's position, with what 8 took.
+        # 8. Records of the index, if no turn wrote them; and the group's position, with what 6 took.
         if now_s() >= self.board.due_records_s() + _RECORDS_S:
             self._carry_out(NOTHING)
             self._follow_changes()
-        pending = self._position_saver.turn(self.board, self._led, self._cursor.taken)
-        if pending is not None:
-            self._cursor.under_master = pending.get(MASTER, 0)
-            oldest = self._position_saver.memory.noted and self._position_saver.memory.noted.oldest_pending
-            self._has_pending = oldest is not None  # the names lack those without an owner
-        # 11. Recalls, when nothing waits for the consumers. Last of what writes: full memory refuses them, and must not
-        #     keep 9 and 10 from their turn.
+        if saved := self._position_saver.turn(self.board, self._led, self._cursor.taken):
+            self._has_pending = saved.oldest_pending is not None
+        # 9. Recalls, when nothing waits for the consumers. Last of what writes: full memory refuses them, and must not
+        #    keep 7 and 8 from their turn.
         if not more:
             self._recall()
-        found_more = more or handed or sweeping or reopening or self._rejected
+        found_more = more or handed or sweeping or self._rejected
         if found_more or self._recoverer.is_busy or self._events or self.board.unsure:
             return 0.0
-        # 12. Ask for a notification, if 8 did not: only when nothing is left to do, so under load nobody waits for one.
+        # 10. Ask for a notification, if 6 did not: only when nothing is left to do, so under load nobody waits for one.
         self._cursor.arm(self.board)
         return self._idle_s()
 
@@ -427,7 +415,7 @@ class Dispatcher(Service):
             self._led.recall(owner, asked)
         self.board.doubt(name for name, ids in missing.items() if not elsewhere.isdisjoint(ids))
 
-    # ---- 6: hand-over ------------------------------------------------------------------------------------------------
+    # ---- 5: hand-over ------------------------------------------------------------------------------------------------
 
     def _hand_over(self) -> int:
         """Plan and hand over until nothing is left or the turn is long enough. Return the number of entries. A plan
@@ -461,14 +449,7 @@ class Dispatcher(Service):
         self.board.confirm(plan, fence)
         return read
 
-    # ---- 7 and 8: new entries ----------------------------------------------------------------------------------------
-
-    def _unload(self) -> None:
-        if self._cursor.may_read(self.board) or (now := now_s()) < self._unload_s:
-            return
-        self.board.unload()
-        ended = now_s()
-        self._unload_s = ended + _PAUSE_PER_LOOK * (ended - now)
+    # ---- 6: new entries ----------------------------------------------------------------------------------------------
 
     def _take_new_entries(self) -> bool:
         """Take what was read, by the plan that contains it, and read on. Return whether more can be done at once."""
@@ -484,7 +465,7 @@ class Dispatcher(Service):
         plan = (None if late else self.board.plan(self._cursor.batch(self.board), now_s())) or NOTHING
         count = self._cursor.count(self.board, new)
         try:
-            new = replace(new, kept=kept) if kept else new
+            new = replace(new, kept=kept, bodies={}) if comes_again else new  # who has some already must look
             read = self._carry_out(plan, new, count)
         except NotNow as refused:  # nothing has happened; what was read stays
             self._forget(unseen, str(refused))
@@ -568,7 +549,7 @@ class Dispatcher(Service):
                     self.board.asked_back.forget(name)
         self._follow_changes()
 
-    # ---- 9: dead letters ---------------------------------------------------------------------------------------------
+    # ---- 7: dead letters ---------------------------------------------------------------------------------------------
 
     def _reject(self) -> None:
         """Write the dead letters that are due. They are remembered until Redis has them."""

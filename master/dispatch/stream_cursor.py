@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import WARNING, event
-from usher.common.protocol.stream_id import ZERO, before, from_rank, rank
+from usher.common.protocol.stream_id import ZERO, GroupPosition, before, from_rank, rank
 from usher.common.redis.replies import TicketStream
 from usher.master.dispatch.stream_notifier import Notification, StreamNotifier
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
@@ -21,8 +21,6 @@ from usher.master.policy.group_loss import Memory
 #: Idle time after which the stream is read although no notification came: a stream that was deleted and came back with
 #: lower ids sends none.
 IDLE_READ_S = 15.0
-#: Entries under ``master`` at which nothing more is read: a takeover reads them all.
-_MOST_UNDER_MASTER = 2_000_000
 #: Entries of the first read; how many times more the next may ask for; and bytes that it may bring, if none is larger
 #: than the largest of the last one and than the newest of the stream. Sizes are not known before: where they jump, and
 #: the newest entry was small, a read may bring more.
@@ -60,7 +58,6 @@ class StreamCursor:
         self._no_more_since_s = 0.0
         self._may_have_more = True  # the stream, as far as we know
         self._page = _FIRST_READ  # most entries of the next read
-        self.under_master = 0  # entries pending under ``master``, when that was last looked at
         self.is_full = False  # so many entries wait that no more are read
         self.taken = self.last_read = last_delivered  # all up to here was taken; and read
         self._read = NO_NEW_ENTRIES  # what was read and not taken
@@ -153,10 +150,8 @@ class StreamCursor:
         return self._batch * max(1, min(_MOST_BATCHES, len(board.consumers) // 4))
 
     def may_read(self, board: Board) -> int:
-        """Return how many more entries there is space for, in memory and under ``master``."""
-        if self.under_master >= _MOST_UNDER_MASTER:
-            return 0
-        return max(0, self._read_ahead - board.parked)
+        """Return how many more entries there is space for. A ticket that waits for its turn counts as twenty."""
+        return max(0, self._read_ahead - board.parked - 19 * board.lined_up)
 
     def _room(self, board: Board) -> int:
         may_read = self.may_read(board)
@@ -191,21 +186,20 @@ class PositionSaver:
         if new.found:
             self.memory = self.memory.read(new.found[0][0], new.found[-1][0])
 
-    def turn(self, board: Board, steps: LeaderScripts, last_read: bytes) -> dict[bytes, int] | None:
-        """Save the position, once a second while it moves. Return how many entries are pending for each name; None when
-        Redis was not asked."""
+    def turn(self, board: Board, steps: LeaderScripts, last_read: bytes) -> GroupPosition | None:
+        """Save the position, once a second while it moves, and return it; None when Redis was not asked."""
         now = now_s()
-        is_open = bool(board.in_flight or board.parked)
+        is_open = board.is_busy
         noted = self.memory.noted
         has_moved = noted is None or noted.delivered != last_read or is_open or self._was_open
         self._next_s = self._saved_s + (_SAVE_POSITION_S if has_moved else self._look_s)
         if now < self._next_s:
             return None
-        position, pending = steps.save_position(board.takeable(now))
+        position = steps.save_position(board.takeable(now))
         self.memory = Memory(position)
         self._was_open, self._saved_s = is_open, now
         self._next_s = now + (_SAVE_POSITION_S if is_open else self._look_s)
-        return pending
+        return position
 
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self._next_s - now_s)

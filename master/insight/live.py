@@ -2,8 +2,8 @@
 
 The live overview is the state of the whole system for the page, read once for everybody who watches. While a page is
 open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every four minutes, in
-one round trip, so that a page finds rates when it opens. Open pages ask again every two seconds; that is how they learn in
-time that there is no news. ``usher stuck`` takes two looks of its own.
+one round trip, so that a page finds rates when it opens. Open pages ask again every two seconds; that is how they
+learn in time that there is no news. ``usher stuck`` takes two looks of its own.
 
 The feed serves all followers of tickets. Three streams (ticket stream, run log, dead letters) are read on, once for all
 who are at the same place, and the index is looked at for the followed tickets, a few times a second while there are

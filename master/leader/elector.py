@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import re
 import threading
 import uuid
@@ -18,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from usher.common.base.backoff import backoff_s
-from usher.common.base.clock import CHANCE, now_s
+from usher.common.base.clock import now_s
 from usher.common.base.log import WARNING, event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.redis.client import Link
@@ -30,10 +30,9 @@ from usher.master.settings import LONGEST_LEASE_S
 #: A standby looks again when the lease that it saw would end, or after so many seconds: a leader that resigns, and one
 #: that is elected, tells those who read the stream of changes. Others, and who tries to be elected, look more often.
 _LOOK_S, _AGAIN_S = 5.0, 0.5
-#: An election sooner than this after the last one counts as one in a row, and waits.
-_CALM_S = 5.0
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
+#: The first doubt is settled at once. An election sooner than this after the last one delays the next: when doubts
+#: follow each other, something lasting is wrong.
+_CALM_S, _PAUSE_S = 5.0, 0.4
 
 
 class _Known(NamedTuple):
@@ -169,9 +168,7 @@ class Elector(Service):
         self._works = works
         self._for_others = for_others  # steps that are loaded for users that may not send scripts
         self._not_loaded = ""  # why they could not be, as it was logged
-        self._elected_s = -_CALM_S
-        self._in_a_row = 0
-        self._next_election_s = 0.0
+        self._elected_s, self._not_before_s = -math.inf, 0.0
         self._not_extended: int | None = None  # the epoch for which that is logged
         self._told_of = ""  # the leader for which our standing by is logged
         self.elections = 0
@@ -205,7 +202,7 @@ class Elector(Service):
             is_known = self._hears and self._told_of and not (self._is_told or doubted)
             if is_known and 0 < (left_ms := self._link.call("PTTL", self._keys.leader)) <= 1000 * LONGEST_LEASE_S:
                 return min(_LOOK_S, (left_ms + 1) / 1000)
-            if (early_s := self._next_election_s - now_s()) > 0:
+            if (early_s := self._not_before_s - now_s()) > 0:
                 return early_s
             self._is_told = False
             return self._elect(succeed=str(epoch) if doubted else "")
@@ -283,23 +280,14 @@ class Elector(Service):
             if reply[0] == b"HELD":
                 return _AGAIN_S
         self.elections += 1
-        self._damp()
+        former_s, self._elected_s = self._elected_s, now_s()
+        self._not_before_s = self._elected_s + _PAUSE_S * (self._elected_s - former_s < _CALM_S)
         epoch = int(reply[1])
         self._told_of = ""
         event("leader_elected", epoch=epoch, stream=self._keys.stream)
         self._lead._extended(until_s)
         self._lead._set(epoch, self._url)
         return min(_AGAIN_S, self._lease_ms / 3000)
-
-    def _damp(self) -> None:
-        """Space out elections. The first doubt is settled at once; when doubts follow each other, something lasting is
-        wrong, and elections become rarer."""
-        now = now_s()
-        self._in_a_row = self._in_a_row + 1 if now - self._elected_s < _CALM_S else 0
-        self._elected_s = now
-        self._next_election_s = (
-            now + backoff_s(self._in_a_row, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, CHANCE) if self._in_a_row else now
-        )
 
     def on_end(self) -> None:
         epoch = self._lead._known.epoch

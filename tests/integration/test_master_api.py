@@ -26,7 +26,7 @@ from usher.common.protocol.registration import Registration
 from usher.common.runtime.service import Health
 from usher.master.assembly.facing import create_app
 from usher.master.dispatch.events import Report
-from usher.master.membership.health_url import parse_hosts
+from usher.master.membership.consumer_http import parse_hosts
 from usher.master.membership.registry import NameInUse, RegistrationOver, RegistrationResult
 from usher.master.web.api import IncarnationFenced
 

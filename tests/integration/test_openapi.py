@@ -18,7 +18,7 @@ from usher.common.http.app import create_app as plain_app
 from usher.common.http.openapi import document
 from usher.common.observability.metrics import Metrics
 from usher.master.assembly.facing import create_app
-from usher.master.membership.health_url import parse_hosts
+from usher.master.membership.consumer_http import parse_hosts
 
 
 def _master_app() -> Flask:

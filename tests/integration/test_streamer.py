@@ -250,7 +250,7 @@ def test_a_redis_that_answers_too_late_for_a_large_batch_gets_smaller_ones_and_t
         for _ in range(50):
             with contextlib.suppress(ReplyUnknown):
                 hand.turn()
-            hand.elector._next_election_s = 0.0  # elections have a pace
+            hand.elector._not_before_s = 0.0  # elections have a pace
             hand.elect()
             if not sqlite_outbox.store.waiting()[0]:
                 break

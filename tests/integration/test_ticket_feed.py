@@ -28,7 +28,7 @@ from usher.common.redis.embedded import free_port
 from usher.consumer.policy.outcome import Finished
 from usher.master.insight import live as ticket_feed
 from usher.master.insight.live import TicketFeed, parse_position
-from usher.master.membership.health_url import parse_hosts
+from usher.master.membership.consumer_http import parse_hosts
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.rules import Rule, RuleAction, Target, rule_id

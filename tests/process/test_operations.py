@@ -82,7 +82,7 @@ class Api:
 
 @pytest.fixture
 def crew(folder: Path, link: Link) -> Iterator[Crew]:
-    environ = {"USHER_DEMO_WORK_MS": "1"} | tuned(RECONCILE_S=1, TICKET_WINDOW=20, READ_AHEAD=100)
+    environ = {"USHER_DEMO_WORK_MS": "1"} | tuned(RECONCILE_S=1, TICKET_WINDOW=20)
     with Crew(folder, link.url, **environ) as made:
         made.start(2, ["c1", "c2"], "slowly:handle")
         yield made

@@ -24,8 +24,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.master.cli.commands import follow
 from usher.master.cli.shared import configured
-from usher.master.membership.consumer_http import OwnerQuestion
-from usher.master.membership.health_url import parse_hosts
+from usher.master.membership.consumer_http import OwnerQuestion, parse_hosts
 
 pytestmark = pytest.mark.process
 

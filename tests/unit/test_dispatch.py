@@ -128,3 +128,19 @@ class TestReplies:
         board.drop(ids(1, 3, 9))
         assert (board.parked, hand_over(board)) == (1, {("c1:1", b"T"): ids(2)})
         assert b"U" not in board.tickets
+
+
+class TestHalted:
+    def test_what_comes_meanwhile_waits_in_its_order_is_counted_and_costs_no_room(self) -> None:
+        board = board_with("c1")
+        arrive(board, b"T", 1, 2, 3)
+        hand_over(board)
+        for _ in range(2):  # its record is compared now and then
+            arrive(board, b"T", 4 + board.parked)
+            board.set_record(b"T", b"halted", 7, ids(1, 2, 3), NOW)
+        assert (list(board.tickets[b"T"].parked), board.tickets[b"T"].unfinished) == (ids(2, 3, 4, 7), 5)
+        assert (board.parked_of(b"T"), hand_over(board), board.room) == ((4, True), {}, 100)
+        assert board.arrive([(b"1-0", b"T")]) == [(b"1-0", b"T")], "the group was set back"
+        assert (board.who_has(b"T", b"1-0"), board.who_has(b"T", b"3-0")) == ("halted", "master")
+        board.set_record(b"T", b"returned", 7, ids(1, 2, 3), NOW)
+        assert hand_over(board) == {("c1:1", b"T"): ids(1, 2, 3, 4, 7)}

@@ -23,7 +23,7 @@ class FairBoard(Board):
 
     def __init__(self, window: int) -> None:
         super().__init__(window, math.inf, {b"a": 3.0})
-        arrive, take_in, was_read = self.arrive, self.take_in, self.was_read
+        arrive, take_in = self.arrive, self.take_in
 
         def learn(entry_id: bytes, name: bytes) -> None:
             chance = zlib.crc32(entry_id + name)
@@ -41,14 +41,7 @@ class FairBoard(Board):
             for entry in entries:
                 learn(*entry)
 
-        def reads(found: Iterable[tuple[bytes, bytes]], last: bytes | None) -> list[bytes]:
-            found = list(found)
-            unsure = was_read(found, last)
-            for entry in found:
-                learn(*entry)
-            return unsure
-
-        self.arrive, self.take_in, self.was_read = arrives, takes_in, reads
+        self.arrive, self.take_in = arrives, takes_in
 
 
 class FairLeader(Leader):

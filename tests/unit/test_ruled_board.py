@@ -7,8 +7,8 @@ import pytest
 
 from tests.boards import NOW, arrive, board_with, hand_over, ids, planned
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.limiter import Limiter
 from usher.master.policy.board.plans import BoardFacts, Parked
+from usher.master.policy.board.turns import Limiter
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, TokenBuckets, rule_id
 
 
@@ -33,25 +33,6 @@ class TestPause:
         assert board.room == 0
         follow(board)
         assert board.room == 100
-
-    def test_what_a_paused_ticket_has_parked_leaves_memory_when_that_is_full_and_is_read_again(self) -> None:
-        board = board_with("c1")
-        follow(board, rule("P"))
-        arrive(board, b"P", 1, 2)
-        arrive(board, b"T", 3)
-        hand_over(board)
-        board.unload()
-        assert board.parked == 0
-        arrive(board, b"P", 4)
-        assert board.parked == 0, "Redis keeps account of it now"
-        assert board.to_read() is None, "and nobody reads it while it is paused"
-        follow(board)
-        assert board.to_read() == b"0-18446744073709551615"
-        board.was_read(of(b"P", 1, 2), b"2-0")
-        assert board.to_read() == b"2-0"
-        board.was_read(of(b"P", 4), b"4-0")
-        board.was_read([], None)
-        assert hand_over(board) == {("c1:1", b"P"): ids(1, 2, 4)}
 
 
 class TestSlow:
@@ -99,9 +80,6 @@ class TestSlow:
         arrive(board, b"T", 10)
         assert hand_over(board) == {("c1:1", b"S"): ids(1), ("c1:1", b"T"): ids(10)}
         assert board.room == 98
-        board.unload()
-        assert board.parked == 1, "beyond what ten seconds allow it leaves memory"
-        assert board.tickets[b"S"].above == b"2-0"
 
     def test_how_much_of_each_is_parked_is_told_without_looking_through_the_slowed(
         self, monkeypatch: pytest.MonkeyPatch
@@ -122,12 +100,3 @@ class TestSlow:
         assert looked_for == []
         assert board.glance(names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 0, first=(b"110-0",))
         assert looked_for == [names[-1]], "that is what looks through them"
-
-    def test_a_slow_rule_for_many_tickets_does_not_fill_memory(self) -> None:
-        board = board_with("c1", capacity=1000)
-        follow(board, rule("*", RuleAction.SLOW, 0.1, Target.PATTERN))
-        for number in range(1, 1001):
-            arrive(board, b"S%d" % (number % 20), number)
-        hand_over(board)
-        board.unload()
-        assert board.parked == 40

@@ -1,7 +1,6 @@
 """The board's promises hold while operators set and lift rules, whatever else happens; and the rules do what they say.
 
-The machine of ``test_board_model`` with three more things that can happen: rules change, the leader hears of it, memory
-is full.
+The machine of ``test_board_model`` with two more things that can happen: rules change, the leader hears of it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tests.redis_model import RedisModel
 from tests.unit.test_board_model import TICKETS, BoardMachine, Walk
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries
 from usher.master.policy.board.plans import HandOverPlan
-from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad, Standing
+from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, rule_id
 
 _TARGETS = [(Target.TICKET, name.decode()) for name in TICKETS] + [(Target.PATTERN, "T[12]"), (Target.EVERYTHING, "")]
@@ -110,19 +109,6 @@ class RuledMachine(BoardMachine):
     def the_leader_hears_of_the_rules(self) -> None:
         self.leader.follow()
 
-    @rule()
-    def memory_is_full(self) -> None:
-        """Drop from memory what paused and waiting tickets have parked; no other ticket loses what may go out next."""
-        others = {
-            name: list(ticket.parked)[: self.board._limiter.most_kept]
-            for name, ticket in self.board.tickets.items()
-            if self.board.rules.of(name) is None and ticket.standing is not Standing.WAITING
-        }
-        self.board.unload()
-        assert others == {
-            name: list(self.board.tickets[name].parked)[: self.board._limiter.most_kept] for name in others
-        }
-
     def _could_go(self, ticket: BoardTicket, chosen: dict[str, ConsumerLoad]) -> bool:
         return self.board.rules.of(ticket.name) is None and super()._could_go(ticket, chosen)
 
@@ -132,14 +118,6 @@ class RuledMachine(BoardMachine):
     def all_is_well(self) -> None:
         super().all_is_well()
         wait_once(self.board)
-        for ticket in self.board.tickets.values():
-            rule_of = self.board.rules.of(ticket.name)
-            if (
-                ticket.above is not None
-                and ticket.standing is Standing.OPEN
-                and (rule_of is None or rule_of.action is not RuleAction.PAUSE)
-            ):
-                assert ticket.name in self.board._hidden, "what memory does not have of it is read again"
 
     def teardown(self) -> None:
         for whom in _TARGETS:
@@ -168,7 +146,6 @@ class RuledWalk(Walk):
             *super()._moves(),
             (4, lambda: True, change),
             (8, lambda: machine.redis.known != machine.redis.version, machine.the_leader_hears_of_the_rules),
-            (2, lambda: True, machine.memory_is_full),
         ]
 
 

@@ -44,24 +44,6 @@ def test_one_that_is_in_doubt_waits_on_when_its_record_says_so() -> None:
     wait_once(board)
 
 
-def test_full_memory_leaves_what_stands_behind_to_redis_until_it_is_due() -> None:
-    board = _waiting(window=4)
-    arrive(board, b"T", 3, 4, 5)
-    board.unload()
-    assert board.parked == 2
-    assert board.to_read() is None, "it would be read again and again while it waits"
-    assert planned(board.plan(100, NOW + 5)) == {("c:1", b"T"): ids(1, 2)}
-    assert board.to_read() == b"2-0"
-
-
-def test_full_memory_keeps_no_more_of_a_ticket_that_waits_than_of_a_longer_one() -> None:
-    for more in range(1, 8):
-        board = _waiting(window=4)
-        arrive(board, b"T", *range(3, 3 + more))
-        board.unload()
-        assert board.parked == 2
-
-
 def test_many_that_are_due_at_once_go_on_in_their_order_at_no_cost_for_those_without_room() -> None:
     board = board_with("c", slots=2, capacity=10)
     board.learn_time(REDIS_MS, NOW)

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from usher.common.base.errors import SettingsError
 from usher.common.http.app import Problem, answer, parse_json, read_model
-from usher.master.membership.health_url import UnfitUrl, parse_hosts
+from usher.master.membership.consumer_http import UnfitUrl, parse_hosts
 from usher.master.web.api import MOST_MESSAGES, read_report
 
 

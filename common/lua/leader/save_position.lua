@@ -3,8 +3,7 @@
 -- KEYS: 1 stream, 2 leader, 3 position, 4 groups of the stream, 5 counters, 6 taken
 -- ARGV: 1 group, 2 epoch, 3 how many messages another consumer could take now, as the leader knows
 -- Returns: {"FENCED"} or {"OK", last id that was taken, oldest pending id or "", number of entries that were cut before
---          the group was given them (each is counted once), {{name in the group, number of entries pending for it},
---          ...}}
+--          the group was given them (each is counted once)}
 -- Why Lua: both ids must be of one moment: a floor above an entry that is still pending would lose that entry.
 -- Memory: works when full
 --- @numbers large 3
@@ -18,4 +17,4 @@ at_full_memory(KEYS[3])
 redis.call('HSET', KEYS[3], 'delivered', delivered, 'oldest_pending', oldest, 'takeable', ARGV[3])
 redis.call('HSET', KEYS[4], ARGV[1], (oldest ~= '' and is_above(delivered, oldest)) and oldest or delivered)
 cut = count_cut(KEYS[5], KEYS[1], facts)
-return {'OK', delivered, oldest, cut, summary[4] or {}}
+return {'OK', delivered, oldest, cut}

@@ -45,11 +45,9 @@ class BoardTicket:
     """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, or
     only read yet, in id order.
 
-    ``above``: entries of the ticket above this id are under ``master`` too, and only Redis knows them; None: memory has
-    all. ``beyond``: so many of these were counted, none too few, with the one under ``halted``. ``waits_for``: that
-    one. ``until``: of a waiting one, when it is due, in ms of Redis' clock. ``queued``: it is runnable, or waits in one
-    place, and in no other, until it is tried again. ``marks``: None while neither tenants nor priorities are
-    configured."""
+    ``waits_for``: of a halted one, the message under ``halted``. ``until``: of a waiting one, when it is due, in ms of
+    Redis' clock. ``queued``: it is runnable, or waits in one place, and in no other, until it is tried again.
+    ``marks``: None while neither tenants nor priorities are configured."""
 
     name: bytes
     owner: ConsumerLoad | None = None
@@ -60,15 +58,13 @@ class BoardTicket:
     standing: Standing = OPEN
     queued: bool = False
     compared_s: float = 0.0
-    above: bytes | None = None
-    beyond: int = 0
     waits_for: bytes = b""
     until: int = 0
     marks: TicketMarks | None = None
 
     @property
     def unfinished(self) -> int:
-        return len(self.running) + len(self.parked) + self.beyond
+        return len(self.running) + len(self.parked) + bool(self.waits_for)
 
     @property
     def tenant(self) -> bytes:
@@ -103,9 +99,7 @@ class TicketMarks:
             last = self._last.get(priority, ZERO)  # other threads look, too
             if last in ticket.running:
                 continue
-            if (ticket.parked and rank(last) >= rank(ticket.parked[0])) or (
-                ticket.above is not None and rank(last) > rank(ticket.above)
-            ):
+            if ticket.parked and rank(last) >= rank(ticket.parked[0]):
                 return priority
             self._last.pop(priority, None)
         return 0

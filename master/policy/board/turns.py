@@ -1,4 +1,5 @@
-"""Turns: in which order tickets are planned where tenants or priorities are configured. Pure.
+"""Turns: in which order tickets are planned where tenants or priorities are configured, and which live rules hold back.
+Pure.
 
 Tenants take turns: of those that wait, the one that was given least for its weight is next (start-time fair queueing:
 the shares of deficit round robin, but who was quiet is next at once, and not at the end of a round). Being quiet saves
@@ -8,17 +9,25 @@ Of a tenant, the most urgent ticket is next. Each level of priority counts as ``
 ticket waits behind none of its tenant's that came more than ``MOST_URGENT * AGE_S`` seconds after it.
 
 Goyal, Vin and Cheng, "Start-time Fair Queuing", 1996.
+
+Live rules (``rules``) hold back. A ticket that one holds back is put aside when its turn to be planned comes, and tries
+again when the rules change, its time has come, or its owner is done; without rules no ticket costs anything. A rule for
+a tenant bounds what runs of it, over all consumers together: ``rate_per_second`` messages, ``concurrency`` tickets at a
+time, as a ticket runs one message after the other. The leader hands out both as tokens: a tenant that has none left is
+skipped until it has one again.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from usher.common.protocol.marks import Mark
 from usher.master.policy.board.tickets import BoardTicket, RunQueue, Standing, TicketMarks
+from usher.master.policy.rules import Rule, RuleAction, Rulebook, TokenBuckets
 
 #: Seconds of waiting that one level of priority is worth.
 AGE_S = 10.0
@@ -64,6 +73,7 @@ class FairQueue(RunQueue):
         self._turns: list[tuple[float, int, _Tenant]] = []  # a heap; a tenant may also be in it where it was before
         self._held: list[_Tenant] = []
         self._number = itertools.count().__next__
+        self.lined_up = 0  # tickets that wait for their turns
         self._now_s = 0.0
         self._last = 0.0  # the turn that was had last
         self._urgent_came = False  # since a ticket found no consumer
@@ -167,6 +177,7 @@ class FairQueue(RunQueue):
         marks.turn = place
         heapq.heappush(tenant.places, place)
         tenant.waiting += 1
+        self.lined_up += 1
         if len(tenant.places) > 2 * tenant.waiting + _OUTDATED:
             tenant.places = list(filter(_is_valid, tenant.places))
             heapq.heapify(tenant.places)
@@ -175,12 +186,14 @@ class FairQueue(RunQueue):
 
     def _move(self, ticket: BoardTicket, marks: TicketMarks) -> None:
         marks.line.waiting -= 1
+        self.lined_up -= 1
         self._line_up(ticket)
 
     def _leave(self, tenant: _Tenant) -> BoardTicket:
         while not _is_valid(place := heapq.heappop(tenant.places)):
             pass
         tenant.waiting -= 1
+        self.lined_up -= 1
         ticket = place[-1]
         assert ticket.marks is not None
         ticket.marks.turn = None
@@ -232,3 +245,131 @@ class FairQueue(RunQueue):
 def _is_valid(place: _Place) -> bool:
     marks = place[-1].marks
     return marks is not None and marks.turn is place
+
+
+_ANY = 1 << 31
+#: Rate of a rule that slows, and does not say how far.
+_SLOWEST = 0.001
+
+
+class Limiter:
+    """Limiter of tickets and tenants. A ticket is put aside in at most one place, and is ``queued`` while it is."""
+
+    def __init__(self) -> None:
+        self.rules = Rulebook()
+        self.has_rules = False  # asked for every part of a plan
+        # A heap of the tickets that are put aside, by the time at which they may go on; infinite: they are paused.
+        self._aside: list[tuple[float, int, BoardTicket]] = []
+        self._number = itertools.count().__next__
+        self._buckets, self._of_tenants = TokenBuckets(), TokenBuckets()
+        self._running: dict[bytes, dict[bytes, BoardTicket]] = {}  # of each tenant with a concurrency
+        self._gave_back = False
+        self._now_s = 0.0
+
+    def follow(self, rules: Rulebook, tickets: Iterable[BoardTicket]) -> list[BoardTicket]:
+        """Follow these rules from now on. ``tickets``: all that may be in processing. Return those that were held back:
+        every one tries again."""
+        held, self._aside = [ticket for _, _, ticket in self._aside], []
+        self.rules, self.has_rules = rules, not rules.is_empty
+        self._running = {name: {} for name, rule in rules.tenant_limits.items() if rule.concurrency}
+        for ticket in tickets if self._running else ():
+            self.began(ticket)
+        return held
+
+    # ---- plans -------------------------------------------------------------------------------------------------------
+
+    def begin(self, now_s: float) -> list[BoardTicket]:
+        """Begin a plan: take out the slowed tickets that may go on by now; all of them when tokens were given back."""
+        self._now_s = now_s
+        due, gave_back, self._gave_back = list[BoardTicket](), self._gave_back, False
+        while self._aside and (self._aside[0][0] <= now_s or (gave_back and self._aside[0][0] < math.inf)):
+            due.append(heapq.heappop(self._aside)[2])
+        return due
+
+    def allow(self, ticket: BoardTicket, most: int) -> int:
+        """Return how many messages of the ticket, up to ``most``, may be planned now. With 0, the ticket is put
+        aside."""
+        tenant = ticket.tenant
+        if self.rules.tenant_limits:
+            most = min(most, self._room(tenant))
+        if (rule := self.rules.of(ticket.name, tenant)) is None:
+            return most
+        due_s = math.inf
+        if rule.action is RuleAction.SLOW:
+            rate = rule.rate_per_second or _SLOWEST
+            if (tokens := self._buckets.tokens(ticket.name, rate, self._now_s)) >= 1:
+                return min(most, tokens)
+            due_s = self._buckets.due_s(ticket.name, rate)
+        ticket.queued = True
+        heapq.heappush(self._aside, (due_s, self._number(), ticket))
+        return 0
+
+    def spend(self, ticket: BoardTicket, count: int) -> None:
+        """Note that so many messages of a ticket were planned after ``allow``; with less than 0, that they were not
+        handed over after all: a ticket that gets tokens back may go on before it was due."""
+        if not self.has_rules:
+            return
+        self._gave_back = self._gave_back or count < 0
+        if (rule := self.rules.of(ticket.name, ticket.tenant)) is not None and rule.action is RuleAction.SLOW:
+            self._buckets.spend(ticket.name, count)
+        if (limit := self.rules.tenant_limits.get(ticket.tenant)) is not None:
+            if limit.rate_per_second:
+                self._of_tenants.spend(ticket.tenant, count)
+            self.began(ticket)
+
+    def stays(self, ticket: BoardTicket) -> bool:
+        """Return whether a rule speaks against asking a ticket back."""
+        return self.has_rules and self.rules.of(ticket.name, ticket.tenant) is not None
+
+    def next_due_s(self) -> float | None:
+        return self._aside[0][0] if self._aside else None
+
+    def due_of(self, name: bytes) -> float | None:
+        """Return when this slowed ticket may go on; None: it is not slowed. For people: it searches all of them."""
+        return next((due_s for due_s, _, one in list(self._aside) if one.name == name and due_s < math.inf), None)
+
+    # ---- tenants -----------------------------------------------------------------------------------------------------
+
+    def holds(self, tenant: bytes) -> bool:
+        return tenant in self.rules.tenant_limits and self._room(tenant) <= 0
+
+    def _room(self, tenant: bytes) -> int:
+        if (rule := self.rules.tenant_limits.get(tenant)) is None:
+            return _ANY
+        if rule.concurrency:
+            held = self._running[tenant]
+            if len(held) >= rule.concurrency:
+                held = self._running[tenant] = {name: ticket for name, ticket in held.items() if ticket.running}
+            if len(held) >= rule.concurrency:
+                return 0
+        return self._of_tenants.tokens(tenant, rule.rate_per_second, self._now_s) if rule.rate_per_second else _ANY
+
+    def began(self, ticket: BoardTicket) -> None:
+        """Note that a ticket is in processing, if its tenant has a concurrency."""
+        if ticket.running and (held := self._running.get(ticket.tenant)) is not None:
+            held[ticket.name] = ticket
+
+    def tenant_due_s(self, tenant: bytes) -> float | None:
+        """Return when this held tenant may go on by its rate; None: it does not wait for a time."""
+        rule = self.rules.tenant_limits.get(tenant)
+        if rule is None or not rule.rate_per_second or self._is_full(tenant, rule):
+            return None
+        return self._of_tenants.due_s(tenant, rule.rate_per_second, self._now_s)
+
+    def told(self, tenant: bytes) -> str:
+        if (rule := self.rules.tenant_limits.get(tenant)) is None:
+            return ""
+        if self._is_full(tenant, rule):
+            return f"tenant {rule.value} has its {rule.concurrency} of {rule.concurrency}"
+        return f"tenant {rule.value} is {rule.told()}"
+
+    def _is_full(self, tenant: bytes, rule: Rule) -> bool:
+        running = sum(1 for ticket in list(self._running.get(tenant, {}).values()) if ticket.running)
+        return rule.concurrency is not None and running >= rule.concurrency
+
+    def drop_empty(self) -> None:
+        """Drop tickets that have nothing parked any more: a rule may hold for long, and they would pile up."""
+        for _, _, ticket in self._aside:
+            ticket.queued = bool(ticket.parked)
+        self._aside = [one for one in self._aside if one[2].parked]
+        heapq.heapify(self._aside)
