@@ -313,7 +313,7 @@ class _Stream:
         if self._lag is None:  # before 7.0, and after a trim in the middle, the number is not known unless it is 0
             unread = ("XRANGE", self._keys.stream, b"(" + self._group[b"last-delivered-id"], "+", "COUNT", 1)
             self._lag = None if self._link.call(*unread) else 0
-        for name, pending in self._reader.group_consumers():
+        for name, pending in self._reader.pending_counts().items():
             if pending:
                 text, state = name.decode(errors="replace"), "lost" if b":" in name else "unknown"
                 state = "reserved" if name in (MASTER, HALTED) else self._states.get(text, state)

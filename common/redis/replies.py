@@ -78,13 +78,6 @@ class TicketRecord(NamedTuple):
     ids: list[bytes]
 
 
-class GroupConsumer(NamedTuple):
-    """A name in the group, with the number of entries pending for it."""
-
-    name: bytes
-    pending: int
-
-
 def cut_unread(group: Mapping[bytes, Any], stream: Mapping[bytes, Any], counted: bytes | None) -> int:
     """Do the same as lua/includes/bodies.lua, with the facts of XINFO GROUPS and XINFO STREAM: how many entries are
     gone that the group was not given, as far as this can be known. ``counted``: those that are mishaps already (lua:
@@ -282,9 +275,10 @@ class TicketStream:
             raise GroupMissing(f"stream {self._keys.stream}{why}")
         return facts
 
-    def group_consumers(self) -> list[GroupConsumer]:
+    def pending_counts(self) -> dict[bytes, int]:
+        """Return how many entries are pending for each name in the group."""
         rows = self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group)
-        return [GroupConsumer(row[b"name"], row[b"pending"]) for row in map(pairs, rows)]
+        return {row[b"name"]: row[b"pending"] for row in map(pairs, rows)}
 
     def pending_of(self, name: str | bytes, start: bytes = b"-", end: bytes = b"+") -> Iterator[bytes]:
         """Yield the ids that are pending for a name, page by page. Raises GroupMissing."""

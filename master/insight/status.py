@@ -190,7 +190,7 @@ class StatusReader:
         """Return all registered consumers, and names in the group that still hold entries without being registered
         (``consumer_rows``), with the tickets that they have in processing."""
         try:
-            group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
+            group = {name.decode(errors="replace"): count for name, count in self._stream.pending_counts().items()}
         except (GroupMissing, CommandRefused):
             group = {}
         rows = consumer_rows(self._link, self._keys, read_rules(self._link, self._keys), group)
