@@ -156,19 +156,6 @@ class SinkSteps:
             connection.execute(sa.text(f"SAVEPOINT {_SAVEPOINT}"))
         return is_new
 
-    def _leave(self, connection: sa.Connection, message: Marked, is_active: bool) -> bool:
-        """Check the transaction after the effect; return True when it must be rolled back now, as that of a
-        rehearsal."""
-        if not is_active:
-            raise SinkMisused(
-                "the sink's transaction was ended inside of it; leave commit and rollback to the sink, and raise to"
-                " undo everything"
-            )
-        self._check_unbroken(connection)
-        if is_rehearsal(message):
-            self._end_rehearsal(connection)
-        return is_rehearsal(message)
-
     def _end_rehearsal(self, connection: sa.Connection) -> None:
         """Check a rehearsal before its rollback. Raise the errors that the commit would, for constraints that
         PostgreSQL checks only then; and SinkMisused when there is nothing to roll back any more."""
@@ -211,7 +198,14 @@ class SinkSteps:
                     with ForkGuard():  # forked children would commit, or roll back, on our connection
                         yield session
                     session.commit()
-                if self._leave(connection, message, transaction.is_active):
+                if not transaction.is_active:
+                    raise SinkMisused(
+                        "the sink's transaction was ended inside of it; leave commit and rollback to the sink, and"
+                        " raise to undo everything"
+                    )
+                self._check_unbroken(connection)
+                if is_rehearsal(message):
+                    self._end_rehearsal(connection)
                     transaction.rollback()
                     return
         if next(self._turns) % PRUNE_EVERY == 0:
