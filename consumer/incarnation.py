@@ -375,7 +375,8 @@ class Incarnation:
         self._on_lost(why, is_explained=False)
 
     def _ring(self, letter: Letter) -> None:
-        self.bell.ring(letter.ticket, letter.id, letter.reason, letter.error_type, letter.attempts, letter.policy)
+        how = {"error_type": letter.error_type, "attempts": letter.attempts, "policy": letter.policy}
+        self.bell.ring(letter.ticket, letter.id, letter.reason, **how)
 
     def _works(self) -> bool:
         """Return whether all parts live and the reader makes progress; the lease is renewed only then. Paused lanes

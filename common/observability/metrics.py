@@ -382,24 +382,9 @@ class DeadLetterNotifier:
         if url:
             self.services = (Webhook(url, about, secret=settings.webhook_secret, ca=settings.tls_ca),)
 
-    def ring(
-        self,
-        ticket: bytes,
-        message_id: bytes,
-        reason: str,
-        error_type: str = "",
-        attempts: int = 0,
-        policy: str = "skip",
-    ) -> None:
+    def ring(self, ticket: bytes, message_id: bytes, reason: str, **more: Any) -> None:
+        """``more``: ``error_type``, ``attempts``, ``policy``, as far as there are such."""
         self._count(reason)
+        told = {"ticket_id": ticket.decode(errors="replace"), "message_id": message_id.decode(errors="replace")}
         for webhook in self.services:
-            webhook.add(
-                {
-                    "ticket_id": ticket.decode(errors="replace"),
-                    "message_id": message_id.decode(errors="replace"),
-                    "reason": reason,
-                    "error_type": error_type,
-                    "attempts": attempts,
-                    "policy": policy,
-                }
-            )
+            webhook.add({**told, "reason": reason, "error_type": "", "attempts": 0, "policy": "skip", **more})

@@ -29,8 +29,8 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import click
@@ -100,8 +100,7 @@ def free_port(count: int = 1) -> int:
     raise StartRefused(f"no {count} free ports in a row were found on 127.0.0.1")
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A server that may be started now: no other server runs on its folder while ``lock_fd`` is open."""
 
     command: tuple[str, ...]

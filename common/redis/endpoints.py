@@ -40,7 +40,6 @@ _ASK_TIMEOUT_S = 1.0
 _SENTINEL_PASSWORD = "sentinel_password"
 #: What leads to a server, of the options of a redis-py client; and those of TLS, which begin with ``ssl_``.
 _OF_A_CLIENT = ("host", "port", "path", "db", "username", "password", "credential_provider")
-_OVER_TLS = {"rediss+sentinel": SENTINEL, "rediss+cluster": CLUSTER}
 #: Nobody connects for so long to a master that is about to be replaced. A failover that comes to nothing costs that.
 _LEAVING_S = 5.0
 
@@ -53,8 +52,7 @@ def mode(url: str) -> str:
     >>> mode("rediss+cluster://host:6379"), mode("redis+sentinel://host:26379/usher"), mode("unix:///tmp/s")
     ('redis+cluster', 'redis+sentinel', 'unix')
     """
-    scheme = urlsplit(url).scheme
-    return _OVER_TLS.get(scheme, scheme)
+    return urlsplit(url).scheme.replace("rediss+", "redis+")
 
 
 def near(url: str, stream: str) -> str:
@@ -156,7 +154,7 @@ class _ToldServer(Server):
         super().__init__(url)
         parts = self._parts
         self.hosts = _hosts(parts)
-        is_tls, user = parts.scheme in _OVER_TLS, parts.netloc.rpartition("@")[0]
+        is_tls, user = parts.scheme.startswith("rediss"), parts.netloc.rpartition("@")[0]
         query = urlencode({name: values[0] for name, values in self._query.items() if name != _SENTINEL_PASSWORD})
         read: Mapping[str, Any] = parse_url(f"{'rediss' if is_tls else 'redis'}://{user}@host?{query}")
         self._given = {name: value for name, value in read.items() if name not in ("host", "connection_class")}

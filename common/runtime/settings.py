@@ -289,7 +289,12 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
         if name.startswith(PREFIX) and (close := difflib.get_close_matches(name, known, n=1, cutoff=0.88)):
             problems.append(f"{name} is not a setting; did you mean {close[0]}?")
     given = {field: value for field, value in (flags or {}).items() if value is not None and field in cls.model_fields}
-    values = _outside(cls, environ) | given
+    folder = Path(environ.get("CREDENTIALS_DIRECTORY") or "/run/secrets")
+    files = {one.name.lower(): one for one in folder.iterdir() if one.is_file()} if folder.is_dir() else {}
+    names = {name_of(field).lower(): field for field in cls.model_fields}
+    values = {field: files[name].read_text().strip() for name, field in names.items() if name in files}
+    values |= {names[name.lower()]: value for name, value in environ.items() if value and name.lower() in names}
+    values |= given
     try:
         settings = cls.model_validate(values)
     except ValidationError as wrong:
@@ -303,15 +308,6 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
     if problems:
         raise SettingsError(problems)
     return settings
-
-
-def _outside(cls: Any, environ: Mapping[str, str]) -> dict[str, Any]:
-    names = {name_of(field).lower(): field for field in cls.model_fields}
-    folder = Path(environ.get("CREDENTIALS_DIRECTORY") or "/run/secrets")
-    files = {one.name.lower(): one for one in folder.iterdir() if one.is_file()} if folder.is_dir() else {}
-    told = {name: files[name].read_text().strip() for name in names if name in files}
-    told |= {name.lower(): value for name, value in environ.items() if value}
-    return {field: told[name] for name, field in names.items() if name in told}
 
 
 def _describe_setting_error(error: Any) -> str:

@@ -27,7 +27,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
-from usher.common.base.callables import unawaitable_reason, unfinished_kind
+from usher.common.base.callables import check_done, unawaitable_reason
 from usher.common.base.log import WARNING, event
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.sql.alchemy import (
@@ -319,23 +319,16 @@ class SqlSink(SinkSteps):
         def handle_once(message: M) -> None:
             with self.admitted(message) as session:
                 if session is not None:
-                    check_done(handle(message, session))
+                    check_done(handle(message, session), SinkMisused, WAIT)
 
         handle_once.__signature__ = ONE_MESSAGE  # type: ignore[attr-defined]
         return handle_once
 
 
+#: Checked inside the transaction, so that no uid is stored without the effect.
+WAIT = "let it wait for the result itself"
 #: load_handler checks it: one argument, whatever the decorated function takes.
 ONE_MESSAGE = inspect.Signature([inspect.Parameter("message", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
-
-
-def check_done(result: object) -> None:
-    """Raise SinkMisused, inside the transaction, when the uid would be stored without the effect."""
-    if kind := unfinished_kind(result):
-        raise SinkMisused(
-            f"the handler returned {kind!r}, so nothing of the message was done, and nothing is stored: let it wait for"
-            " the result itself"
-        )
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ class DelayedMessages(LeaderService):
     is one stream. ``on_rejected`` is called with those that became dead letters."""
 
     name = "delayed"
+    waits_on_link = True
     stalls_after_s = 2 * _AGAIN_S
 
     def __init__(
@@ -145,6 +146,3 @@ class DelayedMessages(LeaderService):
         except CommandRefused:
             return b""
         return newest[0][0] if newest else ZERO
-
-    def interrupt(self) -> None:
-        self._link.interrupt()
