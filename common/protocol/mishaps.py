@@ -22,19 +22,14 @@ _MEANS = {
 }
 
 
-class Mishaps(NamedTuple):
-    """Number of entries that were cut before they were read, and when that happened last, in seconds."""
-
-    unread_cut: int = 0
-    unread_cut_s: int = 0
+#: Number of entries that were cut before they were read, and when that happened last, in seconds.
+MISHAPS = ("unread_cut", "unread_cut_s")
 
 
-def mishaps_command(keys: Keys) -> tuple[str, ...]:
-    return ("HMGET", keys.counters, *Mishaps._fields)
-
-
-def parse_mishaps(reply: Any) -> Mishaps:
-    return Mishaps() if isinstance(reply, Exception) else Mishaps(*(int(number or 0) for number in reply))
+def parse_mishaps(reply: Any) -> dict[str, int]:
+    """Parse what HMGET says of ``MISHAPS`` in ``Keys.counters``."""
+    numbers = (None, None) if isinstance(reply, Exception) else reply
+    return {name: int(number or 0) for name, number in zip(MISHAPS, numbers, strict=True)}
 
 
 class DeclaredLoss(NamedTuple):

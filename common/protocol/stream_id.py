@@ -46,15 +46,6 @@ def milliseconds(stream_id: bytes) -> int:
     return int(stream_id.partition(b"-")[0])
 
 
-def sequence(stream_id: bytes) -> int:
-    """Return the second part of the id: in a work stream, the number of the entry.
-
-    >>> sequence(b"1700000000000-3")
-    3
-    """
-    return int(stream_id.partition(b"-")[2])
-
-
 def from_rank(value: int) -> bytes:
     """Return the id of a rank.
 

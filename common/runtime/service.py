@@ -57,7 +57,7 @@ class Service:
         self._wake = wake or threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
-        self._trouble: str | None = None
+        self._trouble: str | None = None  # of the last turn; a long one may take it back
         self._logged: tuple[str, float] = ("", 0.0)
         self._last_turn_s: float | None = None
         self.turns = 0
@@ -108,11 +108,6 @@ class Service:
     def made_progress(self) -> None:
         """Tell health that a long turn is not stalled. Called by that turn, on its own thread."""
         self._last_turn_s = now_s()
-
-    def works_again(self) -> None:
-        """Tell health that the trouble of the last turn is over. Called by a long turn, on its own thread; should this
-        turn fail too, the pause grows."""
-        self._trouble = None
 
     @property
     def stopping(self) -> bool:

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.base.extras import Late
-from usher.common.protocol.marks import MarkFields, check_tenant_field, check_weights
+from usher.common.protocol.marks import MarkFields, check_tenant_field, parse_weights
 from usher.common.protocol.message import parse_field_names
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection
 
@@ -145,7 +145,7 @@ class CommonSettings(BaseModel):
             " @ticket:SEPARATOR: its ticket id up to that. Empty: all wait in one line."
         ),
     )
-    tenant_weights: Annotated[str, AfterValidator(check_weights)] = Field(
+    tenant_weights: Annotated[str, checked_by(parse_weights)] = Field(
         "", max_length=65_536, description="Weights of tenants, 1 to 1000: a=3,b=1; all others have 1."
     )
     priority_field: str = Field(

@@ -70,7 +70,7 @@ class DelayedMessages(LeaderService):
                 self._send(steps, look.due)
             else:
                 # else the trouble of the last turn is reported until this one ends, and a wait is long
-                self.works_again()
+                self._trouble = None  # should this turn fail too, the pause grows
                 self._await(look, steps.epoch)
         except CommandRefused as refused:
             event("delayed_messages_refused", level=ERROR, why=str(refused), way_out="see `usher doctor`")
