@@ -18,7 +18,6 @@ from usher.common.observability.metrics import DeadLetterNotifier, Metrics
 from usher.common.protocol.attempts import CLEARED, ENDED, GIVEN_UP
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import MarkFields, parse_weights
-from usher.common.protocol.run_log import Ran
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link, SameServer
 from usher.common.redis.replies import Order
@@ -266,7 +265,7 @@ class Incarnation:
         self.acker = self.acker_type(self.steps("ack"), lanes, self.reporter, waits, settings.run_log_length, on_lost)
         self.bell = DeadLetterNotifier(metrics, settings, settings.consumer_name, keys)
         self.acker.policy = handler.options.dead_letter_policy or settings.dead_letter_policy
-        self.acker.on_dead_letter, self.acker.ran = self._ring, Ran(settings.handler, settings.marks)
+        self.acker.on_dead_letter, self.acker.ran = self._ring, (settings.handler, settings.marks)
         policy, limit_s = terms(settings, handler.options)
         self._limit_s = limit_s or math.inf
         self.executor = Executor(lanes, self.acker, journal, self.lease, policy, is_strict, limit_s, self._broken)

@@ -98,9 +98,7 @@ class CommonSettings(BaseModel):
     redis_url: str = Field(
         "",
         pattern=r"^$|^(unix|rediss?(\+sentinel|\+cluster)?)://",
-        description=(
-            "Redis to use (redis, unix, redis+sentinel, redis+cluster; TLS: rediss). Empty: the one of `usher up`."
-        ),
+        description="Redis (redis, unix, redis+sentinel, redis+cluster; TLS: rediss). Empty: the one of `usher up`.",
     )
     state_dir: Annotated[Path, AfterValidator(_absolute)] = Field(
         Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis."
@@ -110,10 +108,7 @@ class CommonSettings(BaseModel):
     )
     ticket_stream: StreamNames = Field(
         "ticket_stream",
-        description=(
-            "The stream that producers add messages to; or several names and patterns such as tickets:*, comma"
-            " separated."
-        ),
+        description="Stream of the messages; or several names and patterns such as tickets:*, comma separated.",
     )
     group: str = Field(
         "concurrency_stream_group",
@@ -124,26 +119,20 @@ class CommonSettings(BaseModel):
         "ticket_id",
         min_length=1,
         max_length=128,
-        description=(
-            "Message field that names the ticket. Where a message has no such field, a name with dots is a path in the"
-            " JSON of a field: payload.order.id."
-        ),
+        description="Message field that names the ticket. Where a message has no such field, a name with dots is a path"
+        " in the JSON of a field: payload.order.id.",
     )
     shown_fields: Annotated[str, checked_by(parse_field_names)] = Field(
         "",
         max_length=2048,
-        description=(
-            "Message fields that lists of tickets, messages and dead letters show, to operators, comma separated; each"
-            " as USHER_TICKET_FIELD names one: order,payload.customer.id. At most 8."
-        ),
+        description="Message fields that lists of tickets, messages and dead letters show to operators, comma"
+        " separated; each as USHER_TICKET_FIELD names one: order,payload.customer.id. At most 8.",
     )
     tenant_field: Annotated[str, AfterValidator(check_tenant_field)] = Field(
         "",
         max_length=128,
-        description=(
-            "What tells whose a message is, for fair turns: a field; @stream: the stream it was gathered from;"
-            " @ticket:SEPARATOR: its ticket id up to that. Empty: all wait in one line."
-        ),
+        description="What tells whose a message is, for fair turns: a field; @stream: the stream it was gathered from;"
+        " @ticket:SEPARATOR: its ticket id up to that. Empty: all wait in one line.",
     )
     tenant_weights: Annotated[str, checked_by(parse_weights)] = Field(
         "", max_length=65_536, description="Weights of tenants, 1 to 1000: a=3,b=1; all others have 1."
@@ -151,9 +140,7 @@ class CommonSettings(BaseModel):
     priority_field: str = Field(
         "",
         max_length=128,
-        description=(
-            "Message field with the priority of its ticket: 0 (the least, and the default) to 9. Empty: all are alike."
-        ),
+        description="Message field with the priority of its ticket: 0 (the least, and the default) to 9. Empty: none.",
     )
     lease_seconds: float = Field(
         10.0,
@@ -183,10 +170,8 @@ class CommonSettings(BaseModel):
     )
     webhook_secret: str = Field(
         "",
-        description=(
-            "Secret by which the webhook's receiver knows that a POST is from here (Standard Webhooks: whsec_ and"
-            " base64, or any text). Empty: not signed."
-        ),
+        description="Secret by which the webhook's receiver knows that a POST is from here (Standard Webhooks:"
+        " whsec_ and base64, or any text). Empty: not signed.",
     )
     log_level: str = Field(
         "info", pattern=r"^(debug|info|warning|error)$", description="debug, info, warning or error."

@@ -131,7 +131,7 @@ class SinkSteps:
             if sqlstate(error) != CANCELED:
                 raise
             # These two statements only wait, for a zombie or for a slow disk: that is not the message's fault.
-            raise SinkNotNow(f"before the handler was called: {driver_message(error)}", _CANCELED_S) from error
+            raise SinkNotNow(_CANCELED_S, f"before the handler was called: {driver_message(error)}") from error
 
     def _enter(self, connection: sa.Connection, message: Marked) -> bool:
         """Begin the sink's transaction; return True when the effect may follow.
@@ -350,7 +350,7 @@ def plain_errors() -> Iterator[None]:
         lasts = found.is_away or state.startswith(_SHORT)
         pause_s = _RNG.uniform(*(_AWAY_S if lasts else _CONTENTION_S))
         how = "cannot be reached: the transaction may or may not have happened" if found.is_away else "is busy"
-        raise SinkNotNow(f"the database {how} ({found.told})", pause_s, lasts) from error
+        raise SinkNotNow(pause_s, f"the database {how} ({found.told})", lasts) from error
 
 
 class _NotAgain:

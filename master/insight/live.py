@@ -750,8 +750,8 @@ class TicketFeed(Service):
         if first is None or rank(last) > rank(end):
             return rank(last) != rank(end)
         # The leader trims the work stream all the time, but its ids are numbered without gaps.
-        (_, _, number), (_, _, before) = first.partition(b"-"), last.partition(b"-")
-        is_next = source == ENTRIES and self._field == SCOPED_TICKET_FIELD and int(number) == int(before) + 1
+        numbers = [int(one.partition(b"-")[2]) for one in (last, first)]
+        is_next = source == ENTRIES and self._field == SCOPED_TICKET_FIELD and numbers[1] == numbers[0] + 1
         return rank(first) > rank(last) and not is_next
 
     def _facts(self) -> list[dict[bytes, Any]]:
