@@ -558,12 +558,9 @@ def check_reachable(url: str) -> None:
         if trouble.kind == "LOADING":
             return  # the server is there and will answer; the loops wait for it
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
-    except ReplyUnknown as trouble:
-        raise StartRefused(
-            f"USHER_REDIS_URL: {redacted(url)} does not answer like a Redis server: {trouble}"
-        ) from trouble
-    except CommandRefused as refused:
-        raise StartRefused(f"USHER_REDIS_URL: {redacted(url)}: {refused}") from refused
+    except (ReplyUnknown, CommandRefused) as trouble:
+        what = " does not answer like a Redis server" if isinstance(trouble, ReplyUnknown) else ""
+        raise StartRefused(f"USHER_REDIS_URL: {redacted(url)}{what}: {trouble}") from trouble
     version = server.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < (6, 2):
         raise StartRefused(f"USHER_REDIS_URL: Redis {version} is too old; Usher needs 6.2.14 or later (XAUTOCLAIM)")

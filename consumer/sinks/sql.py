@@ -271,13 +271,7 @@ class SqlSink(SinkSteps):
     for databases other than PostgreSQL and SQLite.
     """
 
-    def __init__(
-        self,
-        engine: sa.Engine | str,
-        name: str = "default",
-        *,
-        keep_s: float = WEEK_S,
-    ) -> None:
+    def __init__(self, engine: sa.Engine | str, name: str = "default", *, keep_s: float = WEEK_S) -> None:
         if isinstance(engine, str):
             made = sa.engine.make_url(engine)
             # No bound on the pool: it has as many connections as handlers run at a time.
