@@ -10,11 +10,7 @@ from typing import Any
 
 
 def unawaitable_reason(function: Callable[..., Any], may_be_async: bool = False) -> str:
-    """Describe ``function`` if calling it runs nothing of its body; return "" if calling it does the work.
-
-    >>> unawaitable_reason(print), unawaitable_reason(Exception)
-    ('', 'a class: calling it makes an object, and handles nothing')
-    """
+    """Describe ``function`` if calling it runs nothing of its body; return "" if calling it does the work."""
     if inspect.isclass(function):
         return "a class: calling it makes an object, and handles nothing"
     for called in (function, getattr(function, "__call__", None)):  # noqa: B004

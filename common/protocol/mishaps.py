@@ -55,6 +55,9 @@ class DeclaredLoss(NamedTuple):
             told += [f"; {word}: between {ids[0].decode()} and {ids[1].decode()}"] if ids is not None else []
         return "".join(told)
 
+    def document(self) -> dict[str, Any]:
+        return {"ms": self.ms, "kind": self.kind, "text": self.describe()}
+
 
 def gap_of(position: bytes, span: Span | None) -> IdRange | None:
     if span is None:
@@ -80,10 +83,6 @@ def losses_command(keys: Keys, most: int) -> tuple[Any, ...]:
 
 def parse_losses(reply: Any) -> list[DeclaredLoss]:
     return [] if isinstance(reply, Exception) else [_parse(entry_id, fields) for entry_id, fields in reply]
-
-
-def told(loss: DeclaredLoss) -> dict[str, Any]:
-    return {"ms": loss.ms, "kind": loss.kind, "text": loss.describe()}
 
 
 def _parse(entry_id: bytes, fields: list[bytes]) -> DeclaredLoss:

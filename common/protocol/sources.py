@@ -33,11 +33,7 @@ _OWN = re.compile(
 
 
 def is_pattern(part: str) -> bool:
-    """Return True if a part of the setting stands for any number of streams.
-
-    >>> is_pattern("tickets:*"), is_pattern("orders")
-    (True, False)
-    """
+    """Return True if a part of the setting stands for any number of streams."""
     return "*" in part or "?" in part
 
 
@@ -122,11 +118,7 @@ class SourceSelection:
 
 
 def is_work_stream(name: str, group: str) -> bool:
-    """Return True if masters of ``group`` gather several streams into ``name`` (``SourceSelection.work_stream``).
-
-    >>> [is_work_stream(name, "g") for name in ("usher:{g}", "usher:g{7}", "usher:{h}", "orders")]
-    [True, True, False, False]
-    """
+    """Return True if masters of ``group`` gather several streams into ``name`` (``SourceSelection.work_stream``)."""
     return re.fullmatch(rf"usher:(\{{{re.escape(group)}\}}|{re.escape(group)}\{{[^{{}}]+\}})", name) is not None
 
 

@@ -59,6 +59,7 @@ _OVER_TLS = (
     "over TLS: does the URL begin with rediss; is the server's certificate valid, and for this host; does ssl_ca_certs"
     " in the URL name the file with its CA, and ssl_certfile and ssl_keyfile a client certificate, if it wants one?"
 )
+_PLAIN_WORDS = ("connection reset", "connection closed")
 _TLS_WORDS = ("ssl", "connection reset", "broken pipe", "no such file", "permission denied")
 #: Seconds that ``answer`` waits for the rest of a reply: TLS may make a socket readable with records of its own.
 _GLANCE_S = 0.01
@@ -128,12 +129,10 @@ def describe_unreachable(url: str, failed: object) -> str:
     """
     # redis-py words all timeouts alike, and keeps the original one as context.
     words, scheme = f"{failed} {getattr(failed, '__context__', '')}".lower(), urlsplit(url).scheme
-    hint = ""
-    if scheme.startswith("rediss"):
-        hint = f" ({_OVER_TLS})" if any(word in words for word in _TLS_WORDS) else ""
-    elif scheme != "unix" and ("connection reset" in words or "connection closed" in words):
-        hint = " (a server that speaks TLS is reached with rediss instead of redis)"
-    return f"Redis at {redacted(url)} cannot be reached: {failed}{hint}"
+    is_tls = scheme.startswith("rediss")
+    hint = _OVER_TLS if is_tls else "a server that speaks TLS is reached with rediss instead of redis"
+    is_likely = scheme != "unix" and any(word in words for word in (_TLS_WORDS if is_tls else _PLAIN_WORDS))
+    return f"Redis at {redacted(url)} cannot be reached: {failed}" + f" ({hint})" * is_likely
 
 
 class ServerFacts(NamedTuple):

@@ -47,11 +47,7 @@ Place = tuple[str, int]
 
 
 def mode(url: str) -> str:
-    """Return the scheme of the URL without its TLS.
-
-    >>> mode("rediss+cluster://host:6379"), mode("redis+sentinel://host:26379/usher"), mode("unix:///tmp/s")
-    ('redis+cluster', 'redis+sentinel', 'unix')
-    """
+    """Return the scheme of the URL without its TLS."""
     return urlsplit(url).scheme.replace("rediss+", "redis+")
 
 

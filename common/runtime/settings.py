@@ -42,11 +42,7 @@ def _address(value: str) -> str:
 
 
 def _url(value: str) -> str:
-    """Return the URL with brackets around an address of IPv6, which manifests (http://$(POD_IP):8721) cannot make.
-
-    >>> _url("http://fd00::5:8721"), _url("http://10.0.0.5:8721/a")
-    ('http://[fd00::5]:8721', 'http://10.0.0.5:8721/a')
-    """
+    """Return the URL with brackets around an address of IPv6, which manifests (http://$(POD_IP):8721) cannot make."""
     return re.sub(r"^(\s*https?://)([0-9A-Fa-f]*(?::[0-9A-Fa-f]*){2,}):([0-9]+)(?=/|\s*$)", r"\1[\2]:\3", value)
 
 

@@ -37,7 +37,6 @@ from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_tr
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.message import as_mapping, first_value, ticket_value
 from usher.common.protocol.mishaps import MISHAPS, losses_command, parse_losses
-from usher.common.protocol.mishaps import told as told_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import DONE, MERGED
 from usher.common.protocol.run_log import decode as decode_runs
@@ -322,7 +321,7 @@ class LiveOverview(Service):
             for row in self._rows:
                 row["tickets"] = self._tickets.owned_by(row["incarnation"])
             losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])
-            seen["losses"] = [told_of(loss) for loss in parse_losses(losses)]
+            seen["losses"] = [loss.document() for loss in parse_losses(losses)]
             trouble, share = write_trouble(*told), memory_share(*told)
             seen["memory_share"] = None if share is None else round(share, 2)
             seen["write_trouble"] = None if trouble is None else trouble._asdict()
