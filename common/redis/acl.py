@@ -132,7 +132,7 @@ _AUDITOR = "find_entries look_again read_fields read_letters"
 _PROGRAMS = (
     ("producer", "programs that add messages with a plain XADD (no MAXLEN: it cuts unread messages)", "", ""),
     ("sender", "`usher send`, Producer", "send", "time"),
-    ("consumer", "consumers", "renew ack dead_letter charge drain give_back deregister note_crash", "time"),
+    ("consumer", "consumers", "renew ack dead_letter charge drain give_back deregister note_crash", "time multi exec"),
     ("streamer", _STREAMER, "emit elect", "time wait"),
     ("reader", "log consumers (LogConsumer)", "note_checkpoint", "time"),
     ("auditor", "`usher audit` and its commands, `usher rehearse`", _AUDITOR, "time"),
@@ -152,6 +152,7 @@ consumer xinfo|stream xinfo|groups xlen: stream
 consumer hget hmget hset hdel hlen exists: tickets attempts noted
 consumer pexpire hscan: lease noted
 consumer get getex set exists pttl: lease
+consumer watch: lease attempts
 consumer del: lease inbox
 consumer xread xrange xtrim: inbox
 consumer xadd xdel xlen xrevrange: runs dead changed

@@ -19,10 +19,12 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError, NotedError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.registration import Registration
-from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.client import CommandRefused, Link, NotNow, checked
 
 _NO_ERROR = NotedError()
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
+#: Acknowledgements go by the script for so long, once they have to.
+_WATCH_AGAIN_S = 1.0
 _SOME, _NEW_MS = 40, 60_000  # last errors that are looked at, and how old they may be
 
 
@@ -82,6 +84,9 @@ class OwnerScripts:
         self.incarnation = self._incarnation = registration.incarnation
         self._lease = keys.lease(registration.incarnation)
         self._has_renewed = False
+        # The connection (its number) that watches the lease and the attempts, if the answer behind the WATCH was that
+        # there is the former and not the latter; 0: none. Then it is asked again at this time.
+        self._watching, self._next_watch_s = 0, 0.0
 
     def renew(self, lease_ms: int, start: bytes = b"-", left_ms: int = 1) -> tuple[str, int, bytes]:
         """Extend the lease, and touch up to a thousand pending entries of this incarnation, from ``start`` on.
@@ -112,6 +117,8 @@ class OwnerScripts:
         """Acknowledge messages, and answer the callers of those that this call acknowledged. ``is_again``: the reply to
         the same call was lost before. ``answers``: (reply stream, message id, call, b"", kind, result), and parts of
         results of messages that run: (reply stream, b"", call, "fence attempt number", kind, part)."""
+        if not (is_again or answers) and self._acknowledge(ids, run_record, run_log_length):
+            return
         keys = self._keys
         script_keys = (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors, *(one[0] for one in answers))
         told = chain.from_iterable(one[1:] for one in answers)
@@ -124,6 +131,37 @@ class OwnerScripts:
             # For want of rights to a reply stream, say: that must not hold up those who ask for nothing.
             event("answer_not_written", level=ERROR, why=str(refused))
             self.ack(ids, run_record, run_log_length, is_again)
+
+    def _acknowledge(self, ids: Sequence[bytes], record: bytes, length: int) -> bool:
+        """Do what ack.lua does where no attempts are noted, by plain commands in one transaction: it does not happen if
+        the lease has ended, or attempts are noted, since Redis was last asked. Return False if nothing has happened:
+        the script is to be run."""
+        keys, link = self._keys, self.link
+        commands: list[tuple[Any, ...]] = [("XACK", keys.stream, keys.group, *ids)]
+        if record:
+            most = max(1, length * 8192 // max(8192, len(record)))  # as in lua/includes/run_log.lua
+            commands.append(("XADD", keys.runs, "MAXLEN", "~", most, "*", "batch", record))
+        watch = [("WATCH", self._lease, keys.attempts), ("EXISTS", self._lease), ("EXISTS", keys.attempts)]
+        if self._watching != link.connections and now_s() >= self._next_watch_s:
+            self._take_watch(link.pipeline(watch))
+        for _ in range(2):  # a renewal of the lease stops one
+            watching, self._watching = self._watching, 0
+            if not watching or watching != link.connections:
+                return False
+            try:
+                done, behind = link.transaction(watching, commands, watch)
+            except (NotNow, CommandRefused):  # memory may be full: the script works then
+                self._take_watch(())
+                return False
+            self._take_watch(behind)
+            if done is not None:
+                checked(done)
+                return True
+        return False
+
+    def _take_watch(self, replies: Sequence[Any]) -> None:
+        self._watching = self.link.connections if [*replies] == [b"OK", 1, 0] else 0
+        self._next_watch_s = now_s() + (0.0 if self._watching else _WATCH_AGAIN_S)
 
     def dead_letters(self, letters: Sequence[Letter]) -> list[Buried | Exception]:
         """Give messages up, each in an atomic step of its own, in two round trips. The answer of a step that may not

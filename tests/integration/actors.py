@@ -101,11 +101,12 @@ class TroubledLink(Link):
         raise ReplyUnknown(f"{step}: {trouble.value}")
 
     def pipeline(self, commands: Sequence[Sequence[Arg]], block_s: float = 0.0) -> list[Any]:
-        """Its step is called PIPELINE, and a late one is never sent; that of a leader's transaction is called hand_over,
-        or read, if it takes nothing."""
+        """Its step is called PIPELINE, and a late one is never sent; that of a transaction is called hand_over,
+        ack, or read, if it takes nothing."""
         is_turn = len(commands) > 1 and commands[0][0] == "MULTI"
         takes = any(command[0] == "XCLAIM" for command in commands)
-        step = ("hand_over" if takes else "read") if is_turn else "PIPELINE"
+        acknowledges = is_turn and commands[1][0] == "XACK"
+        step = ("hand_over" if takes else "ack" if acknowledges else "read") if is_turn else "PIPELINE"
         if is_turn:
             self.calls.append(step)
         self.before(step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.factories import TRICKY_IDS, World
+from tests.integration.factories import TRICKY_IDS, World, spent
 from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import NotedError
@@ -40,6 +40,36 @@ def test_without_a_lease_nothing_happens(world: World) -> None:
     world.end_lease(a)
     with world.unchanged(), pytest.raises(OwnershipLost):
         a.steps.ack(ids, b"run", 100)
+
+
+def test_while_nothing_special_happens_no_script_runs(world: World) -> None:
+    """A renewal of the lease stops a transaction, and attempts need the script."""
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", *[b"%d-1" % n for n in range(1, 6)])
+    a.steps.renew(60_000)
+
+    def acknowledge() -> None:
+        a.steps.ack(ids[:1], b"ran", 100)
+        world.link.call("PEXPIRE", world.keys.lease(a.incarnation), 60_000)
+        a.steps.ack(ids[1:2], b"ran", 100)
+        a.steps.ack(ids[2:3])
+
+    calls = spent(world.link, acknowledge)
+    assert (calls["evalsha"], calls["eval"], calls["xack"], calls["exec"]) == (0, 0, 3, 4)
+    a.steps.charge({ids[3]: Attempts(1, 1)})
+    a.steps.ack(ids[3:4], b"ran", 100)
+    assert world.link.call("EXISTS", world.keys.attempts) == 0
+    assert world.pending() == {a.name: ids[4:]}
+    assert world.link.call("XLEN", world.keys.runs) == 3
+
+
+def test_a_lease_that_ended_since_redis_was_asked_acknowledges_nothing(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    a.steps.ack([first], b"ran", 100)
+    world.end_lease(a)
+    with world.unchanged(), pytest.raises(OwnershipLost):
+        a.steps.ack([second], b"ran", 100)
 
 
 def test_an_entry_whose_body_is_gone_is_acknowledged_like_any_other(world: World) -> None:

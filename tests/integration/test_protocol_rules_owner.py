@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.mutants.catalogue import NO_ACK_CHECK
+from tests.chaos.mutants.catalogue import NO_ACK_CHECK, NO_ACK_WATCH
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import ConsumerActor, Stage, Trouble
@@ -208,6 +208,22 @@ def test_a_zombies_late_acknowledgement_does_not_end_its_successors_delivery(sta
     assert stage.history.by(c.incarnation) == ids
     fences = [run.fence for run in stage.history.starts]
     assert fences == sorted(set(fences)), "every owner has a higher fence"
+
+
+@rule(NO_ACK_CHECK, NO_ACK_WATCH)
+def test_a_lease_that_has_ended_since_the_last_acknowledgement_acknowledges_nothing_more(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    _, second = [*stage.send(T), *stage.send(T)]
+    m.settle()
+    a.read()
+    for is_over in (False, True):
+        run = a.start()
+        assert run is not None
+        run.succeed()
+        if is_over:
+            stage.end_lease(a)
+        a.flush()
+    assert stage.world.pending() == {a.name: [second]}
 
 
 @rule(NO_ACK_CHECK)

@@ -124,6 +124,14 @@ def _charged(left: Sequence[Left], is_explained: bool, *_: bool) -> list[tuple[L
 NO_ACK_CHECK = mutant(
     "no owner check in ack", LuaEdit("ack", "if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end", "")
 )
+NO_ACK_WATCH = mutant(
+    "acknowledgements without a WATCH",
+    CodeEdit(
+        "usher.consumer.lifecycle.owner_scripts:OwnerScripts._acknowledge",
+        '("WATCH", self._lease, keys.attempts)',
+        '("SELECT", 0)',
+    ),
+)
 _watching = LeaderScripts._watching.fget
 NO_WATCH = Replace(
     "usher.master.leader.leader_scripts:LeaderScripts._watching",
@@ -203,6 +211,7 @@ BUGS = (
         "K17d",
         (_OWNER + "test_an_incarnation_whose_lease_has_ended_acknowledges_nothing_also_before_it_is_recovered", "K3d"),
     ),
+    Bug(NO_ACK_WATCH, _OWNER + "test_a_lease_that_has_ended_since_the_last_acknowledgement_acknowledges_nothing_more"),
     Bug(
         FREED_FIRST,
         _OWN + "what_a_dead_consumer_had_comes_before_what_waits_behind_it",
