@@ -14,6 +14,7 @@ import pytest
 
 from tests.postgres import Postgres
 from usher.common.outbox.log_consumer import LogConsumer, Record
+from usher.common.outbox.rows import queries
 from usher.common.outbox.store import LogRecord, OutboxStore, open_engine, write_all_to_outbox
 from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import Link
@@ -43,6 +44,12 @@ class Outbox:
     def stage_many(self, count: int, tickets: int = 7) -> list[str]:
         return self.stage(*(LogRecord(f"T{n % tickets}", "create", "ride", {"n": n}) for n in range(count)))
 
+    def stage_odd(self, **columns: str) -> None:
+        """As another program may, without a look at it."""
+        row = {"uid": "x" * 257, "ticket_id": "T", "action": "a", "object": "o", "data": "{}"} | columns
+        with self.engine.begin() as connection:
+            connection.execute(sa.text(queries("sqlite")["write"]), row)
+
     def scalar(self, query: str) -> Any:
         with self.engine.connect() as connection:
             return connection.scalar(sa.text(query))
@@ -59,13 +66,11 @@ class Outbox:
 class Hand:
     """A streamer whose turns the test makes; with its lease and its links."""
 
-    def __init__(
-        self, url: str, redis_url: str, holder: str = "one", row_bytes: int = 2**24, batch_rows: int = 999, **given: Any
-    ) -> None:
+    def __init__(self, url: str, redis_url: str, holder: str = "one", batch_rows: int = 999, **given: Any) -> None:
         self.keys = LogKeys(STREAM)
         self.lead = Lead()
         self.elector = Elector(Link(redis_url, "test:elect"), self.keys, self.lead, holder, LEASE_MS, lambda: True)
-        self.store = OutboxStore(url, row_bytes=row_bytes)
+        self.store = OutboxStore(url)
         link, settings = Link(redis_url, "test:stream"), StreamerSettings(**given)
         self.streamer = Streamer(link, self.keys, self.lead, self.store, settings, batch_rows)
         self.streamer.poll_s = 0.01

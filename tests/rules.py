@@ -97,7 +97,7 @@ ROOMS = (
     ),
     *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/streamer"),
     *("master/audit/settings", "master/audit", "master"),
-    *("deploy", "deploy/rehearsal", "deploy/demo", "deploy/bench", "deploy/local", "deploy/testkit", "usher"),
+    *("deploy", "deploy/rehearsal", "deploy/demo", "deploy/local", "deploy/bench", "deploy/testkit", "usher"),
     *("usher/management", "usher/management/commands"),
     *(
         "benchmarks/rig",

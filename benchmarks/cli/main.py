@@ -22,6 +22,7 @@ from benchmarks.measure import router as router_bench
 from benchmarks.measure import run as measure_run
 from benchmarks.measure import scale as measure_scale
 from benchmarks.measure import soak as measure_soak
+from benchmarks.rig.system import leaving_no_program
 from usher.cli import load_command
 from usher.deploy.bench import rig as machine
 from usher.deploy.bench.rig import (
@@ -65,8 +66,9 @@ class _Benchmarks(click.Group):
         " is touched. USHER_REDIS_SERVER=/usr/bin/redis-server has it measured with that one."
     ),
 )
-def benchmarks() -> None:
-    pass
+@click.pass_context
+def benchmarks(ctx: click.Context) -> None:
+    ctx.with_resource(leaving_no_program())
 
 
 benchmarks.add_command(throughput)

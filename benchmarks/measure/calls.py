@@ -20,8 +20,9 @@ import psutil
 
 from benchmarks.peers.blpop import asking
 from benchmarks.programs.handlers import PARTS, REPLY_TO
+from benchmarks.rig.system import Rig
 from usher import AsyncProducer, Producer
-from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, Rig
+from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed
 
 _PATIENCE_S = 120.0
 

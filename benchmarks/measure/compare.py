@@ -19,8 +19,9 @@ from benchmarks.rig import servers
 from benchmarks.rig.findings import judge
 from benchmarks.rig.program import BenchProcess
 from benchmarks.rig.recording import FOLDER_VARIABLE, PeerJob, count_notes, read_notes
+from benchmarks.rig.system import Rig
 from usher.deploy.bench import rig as machine
-from usher.deploy.bench.rig import STREAM, BenchFailed, Rig, zipf_tickets
+from usher.deploy.bench.rig import STREAM, BenchFailed, zipf_tickets
 
 _SEED = 1
 _PROCESSES = 2

@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
+from benchmarks.rig.system import Rig
 from usher.deploy.bench import rig as machine
-from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, Rig, seconds_for, zipf_tickets
+from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, seconds_for, zipf_tickets
 
 _SEED = 1
 _PATIENCE_S = 120.0

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.rig.system import Rig
 from usher.common.protocol.run_log import RunRecord, decode
-from usher.deploy.bench.rig import STREAM, BenchFailed, Rig
+from usher.deploy.bench.rig import STREAM, BenchFailed
 
 _HANDLER = "benchmarks.programs.handlers:taking_its_time"
 _PATIENCE_S = 600.0

@@ -11,9 +11,10 @@ from typing import Any
 from benchmarks.programs.handlers import BROKEN_UNTIL
 from benchmarks.rig.findings import judge
 from benchmarks.rig.recording import FOLDER_VARIABLE, PeerJob, read_notes
+from benchmarks.rig.system import Rig
 from usher.common.doctor.judgements import info_lines
 from usher.common.redis.replies import pairs
-from usher.deploy.bench.rig import STREAM, BenchFailed, Rig
+from usher.deploy.bench.rig import STREAM, BenchFailed
 from usher.master.operations.shelves import DeadLetters
 from usher.master.policy.letters import LetterFilter
 

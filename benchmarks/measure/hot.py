@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.programs.handlers import HOT_TICKET
+from benchmarks.rig.system import Rig
 from usher.deploy.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, read_waits
-from usher.deploy.bench.rig import BenchFailed, Rig, seconds_for, send_on_schedule, warm_up
+from usher.deploy.bench.rig import BenchFailed, seconds_for, send_on_schedule, warm_up
 
 _FLOOD_PAGE = 1000
 _PATIENCE_S = 300.0

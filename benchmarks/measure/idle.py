@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from usher.deploy.bench.rig import STREAM, Rig, family
+from benchmarks.rig.system import Rig
+from usher.deploy.bench.rig import STREAM, family
 
 _SETTLED_S = 5.0
 
@@ -42,7 +43,7 @@ def idle(seconds: float, masters: int, consumers: int, durable: bool, environ: M
             "master_mib": max(memory[name] for name in memory if name.startswith("master")),
             "consumer_mib": max(memory[name] for name in memory if name.startswith("consumer")),
             "rss_mib": memory,
-            "pss_mib": {name: round(_pss_mib(pid), 1) for name, pid in rig.pids().items()},
+            "pss_mib": {name: round(_pss_mib(pid), 1) for name, pid in rig.pids_of_programs().items()},
             "redis": rig.redis_version(),
         }
 

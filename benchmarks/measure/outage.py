@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.programs.handlers import AWAY
+from benchmarks.rig.system import Rig
 from usher.common.protocol.run_log import DONE, RunRecord, decode
-from usher.deploy.bench.rig import STREAM, Rig
+from usher.deploy.bench.rig import STREAM
 
 _HANDLER = "benchmarks.programs.handlers:needing"
 _PATIENCE_S = 300.0

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rig.system import Rig
 from usher.common.outbox.store import LogRecord, OutboxStore, open_engine, write_all_to_outbox, write_to_outbox
 from usher.common.protocol.keys import LogKeys
 from usher.common.runtime.own_command import usher_command
 from usher.common.sql.alchemy import sa
 from usher.deploy.bench import rig as machine
 from usher.deploy.bench.handlers import FOLDER_VARIABLE, read_waits
-from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, Rig
+from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed
 
 _PATIENCE_S = 300.0
 _BATCH = 1000

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.programs.handlers import FAILING, GIVEN_UP, WAITING
-from usher.deploy.bench.rig import BenchFailed, Rig
+from benchmarks.rig.system import Rig
+from usher.deploy.bench.rig import BenchFailed
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.rules import Rule, RuleAction, Target

@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 
 from benchmarks.measure.idle import commands_of
+from benchmarks.rig.system import Rig
 from usher.common.redis.embedded import free_port
-from usher.deploy.bench.rig import STREAM, Rig, family
+from usher.deploy.bench.rig import STREAM, family
 
 _SETTLED_S, _LOOK_S = 5.0, 0.001
 
@@ -32,7 +33,7 @@ def run(seconds: float, kills: int, durable: bool, environ: Mapping[str, str]) -
         time.sleep(seconds)
         took = time.monotonic() - began
         idle, cpu = commands_of(rig) - before, sum(rig.cpu().values()) - cpu_before
-        [pid] = rig.pids().values()
+        [pid] = rig.pids_of_programs().values()
         memory = [member.memory_full_info() for member in family(pid)]
         gaps = _gaps(rig, ports, kills)
         return {
@@ -68,7 +69,7 @@ def _gaps(rig: Rig, ports: dict[str, str], kills: int) -> list[float]:
         time.sleep(_SETTLED_S)
         led = bytes(rig.link.call("GET", rig.keys.leader))
         port = led.decode().rpartition(":")[2].rstrip("/")
-        group, killed = family(rig.pids()[ports[port]]), time.monotonic()
+        group, killed = family(rig.pids_of_programs()[ports[port]]), time.monotonic()
         for member in group:
             os.kill(member.pid, signal.SIGKILL)
         while (leads := rig.link.call("GET", rig.keys.leader)) is None or leads == led:

@@ -12,7 +12,8 @@ from typing import Any
 
 from benchmarks.programs.handlers import SLEEP_S
 from benchmarks.rig.program import BenchProcess
-from usher.deploy.bench.rig import Rig, seconds_for
+from benchmarks.rig.system import Rig
+from usher.deploy.bench.rig import seconds_for
 
 _TICKETS = 10_000
 _SLOTS = Path(__file__).parents[1] / "programs" / "slots.py"

@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 
 from benchmarks.programs.handlers import NOTES
+from benchmarks.rig.system import Rig
 from usher.common.doctor.judgements import info_lines
-from usher.deploy.bench.rig import STREAM, Rig, family
+from usher.deploy.bench.rig import STREAM, family
 
 _TICKETS, _BODY, _EVERY_S, _PATIENCE_S = 50, b"x" * 200, 0.1, 120.0
 #: These are killed, at random; the others live on.
@@ -47,7 +48,7 @@ def soak(seconds: float, rate: float, kill_every_s: float, durable: bool, enviro
             if now_s >= kill_s:
                 kill_s += kill_every_s
                 name = chance.choice(_KILLED)
-                kills[name] += _kill_worker(rig.pids()[name])
+                kills[name] += _kill_worker(rig.pids_of_programs()[name])
             if now_s >= len(samples) * seconds / 60:
                 samples.append({"minute": round(now_s / 60, 2)} | _sample(rig))
             time.sleep(_EVERY_S)
@@ -79,7 +80,7 @@ def _kill_worker(pid: int) -> bool:
 def _sample(rig: Rig) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in ("master-2", "consumer-1"):
-        members = family(rig.pids()[name])
+        members = family(rig.pids_of_programs()[name])
         found[f"{name}_mib"] = round(sum(one.memory_full_info().uss for one in members) / 2**20, 2)
         found[f"{name}_files"] = sum(one.num_fds() for one in members)
         found[f"{name}_threads"] = sum(one.num_threads() for one in members)

@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.rig.system import Rig
 from usher.common.protocol.registration import parse
 from usher.common.redis.replies import pairs
-from usher.deploy.bench.rig import STREAM, Rig
+from usher.deploy.bench.rig import STREAM
 
 _HEAD = b"POST /api/consumers/register HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n"
 #: What each kind of stranger sends at first, and then: a byte every few seconds, or nothing.

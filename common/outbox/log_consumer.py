@@ -54,7 +54,7 @@ from usher.common.redis.replies import Entry, span_of
 from usher.common.router.router import StreamRouter
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.signals import UntilSignal
-from usher.common.sql.alchemy import sa
+from usher.common.sql.alchemy import driver_of, sa
 
 __all__ = ["LogConsumer", "LogLost", "Record"]
 
@@ -99,12 +99,6 @@ def judge_loss(last_id: bytes, span: Span | None) -> str:
     )
 
 
-def _next_page(page: int, room: int, seen: list[Entry]) -> int:
-    """Return how many entries to ask for after a page of so many: as many as ``room`` bytes hold of entries like those
-    that were seen."""
-    return min(_GROWTH * page, room // (_size(seen) // len(seen) + 1))
-
-
 def _size(entries: list[Entry]) -> int:
     return sum(len(part) for entry in entries for part in entry.fields or ())
 
@@ -135,8 +129,8 @@ class StreamLog:
         page, room = min(count, _FIRST_PAGE), _ENOUGH_BYTES
         found = entries = self._page(name, last_id, page)
         while len(found) == page:
-            room -= _size(found)
-            page = min(_next_page(page, room, found), count - len(entries))
+            room -= _size(found)  # as many as it holds of entries like those of this page
+            page = min(_GROWTH * page, room // (_size(found) // len(found) + 1), count - len(entries))
             if page <= 0:
                 break
             behind = self._range(entries[-1].id, page + 1)
@@ -182,15 +176,11 @@ class StreamLog:
         first = self._link.call("XRANGE", self._keys.stream, "-", "+", "COUNT", 1)
         return before(first[0][0]) if first else ZERO
 
-    def back_from(self, last_id: bytes, page: int) -> Iterator[Entry]:
-        """Yield the entries from ``last_id`` back to the first one, in pages of ``page``, fewer where they are
-        large."""
-        most, page = page, min(page, _FIRST_PAGE)
-        while rows := self._link.call("XREVRANGE", self._keys.stream, last_id, "-", "COUNT", page):
-            found = [Entry(*row) for row in rows]
-            yield from found
-            last_id = b"(" + found[-1].id
-            page = max(1, min(most, _next_page(page, _ENOUGH_BYTES, found)))
+    def back_from(self, last_id: bytes) -> Iterator[Entry]:
+        """Yield the entries from ``last_id`` back to the first one."""
+        while rows := self._link.call("XREVRANGE", self._keys.stream, last_id, "-", "COUNT", _FIRST_PAGE):
+            yield from (Entry(*row) for row in rows)
+            last_id = b"(" + rows[-1][0]
 
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
         """Tell trimmers that everything from ``last_id`` on is needed; return False when a later version is noted."""
@@ -379,10 +369,10 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
         """
         self._at = None
         place = self._log.place(last_id)
-        handled = [_record(entry).uid for entry in itertools.islice(self._log.back_from(place, self._batch), _RECALLED)]
+        handled = [_record(entry).uid for entry in itertools.islice(self._log.back_from(place), _RECALLED)]
         with sql_trouble("resetting"), self._engine.begin() as sql:
             sql.execute(self._sql["hold"], self._me)
-            check_transactional(sql)
+            check_transactional(driver_of(sql))
             sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": ZERO.decode()})
             at = self._read(sql)
             meanwhile = self._advance(sql, at, place, 0) if at else None
@@ -473,7 +463,7 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
     def _noted_as_it_is(self) -> _Checkpoint | None:
         with sql_trouble("reading the checkpoint"), self._engine.begin() as sql:
             sql.execute(self._sql["hold"], self._me)
-            check_transactional(sql)
+            check_transactional(driver_of(sql))
             at = self._read(sql)
             if at is not None:
                 self._note(at, replace=True)

@@ -11,17 +11,14 @@
 INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:uid, :ticket_id, :action, :object, :data);
 
 -- name: batch [sqlite]
--- The first rows by id, up to :bytes (and the row that goes beyond, so that it is never none); of a row larger than :row_bytes nothing is
--- fetched but its id, ticket and size. Ids of one ticket are in commit order, so what is visible of a ticket has no gap below it. Ids of other
--- tickets may still be missing below: they come later, which is why rows are removed by their own id and never by `id <= x`.
+-- The first rows by id, up to :bytes (and the row that goes beyond, so that it is never none). Ids of one ticket are in commit order, so what
+-- is visible of a ticket has no gap below it. Ids of other tickets may still be missing below: they come later, which is why rows are removed
+-- by their own id and never by `id <= x`.
 -- Rows of a ticket that a refused row halts wait: each look passes over them.
 -- SQLite finds one row after the other: who reads stops at :bytes.
-SELECT row_id, uid, coalesce(ticket_id, ticket), action, object, data, size, 'off' AS read_only
-FROM (SELECT id AS row_id, substr(ticket_id, 1, 257) AS ticket, length(CAST(uid AS BLOB)) + length(CAST(ticket_id AS BLOB)) + length(CAST(action AS BLOB))
-                           + length(CAST(object AS BLOB)) + length(CAST(data AS BLOB)) AS size FROM staged_log_records AS staged
-      WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused WHERE refused.halts AND refused.ticket_id = staged.ticket_id))
-LEFT JOIN staged_log_records ON id = row_id AND size <= :row_bytes
-ORDER BY row_id LIMIT :count;
+SELECT id, uid, ticket_id, action, object, data, 'off' AS read_only FROM staged_log_records AS staged
+WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused WHERE refused.halts AND refused.ticket_id = staged.ticket_id)
+ORDER BY id LIMIT :count;
 
 -- name: batch [postgresql]
 -- What is stored, perhaps compressed, is summed up first: measuring a value means to unpack it, and a thousand large ones take longer than
@@ -29,10 +26,8 @@ ORDER BY row_id LIMIT :count;
 -- No join: statistics of a queue are wrong as often as not (of a moment when it was empty), and then each row was looked for among all of
 -- them. OFFSET 0 keeps NOT EXISTS from being made one, and sizes from being worked out anew where they are used; rows are read by id, up to
 -- :count of them.
-SELECT row_id, CASE WHEN fits THEN uid END AS uid, CASE WHEN fits THEN ticket_id ELSE left(ticket_id, 257) END AS ticket_id,
-       CASE WHEN fits THEN action END AS action, CASE WHEN fits THEN object END AS object, CASE WHEN fits THEN data::text END AS data,
-       size, current_setting('transaction_read_only') AS read_only
-FROM (SELECT *, size <= :row_bytes AS fits, sum(size) OVER (ORDER BY row_id) - size AS before
+SELECT row_id, uid, ticket_id, action, object, data::text AS data, current_setting('transaction_read_only') AS read_only
+FROM (SELECT *, sum(size) OVER (ORDER BY row_id) - size AS before
       FROM (SELECT *, octet_length(uid) + octet_length(ticket_id) + octet_length(action) + octet_length(object) + octet_length(data::text) AS size
             FROM (SELECT *, sum(stored) OVER (ORDER BY row_id) - stored AS stored_before
                   FROM (SELECT id AS row_id, uid, ticket_id, action, object, data,
@@ -47,13 +42,12 @@ WHERE before < :bytes ORDER BY row_id;
 
 -- name: batch [mysql]
 -- The size stands in the row: measuring a large value would mean to read it.
-SELECT row_id, uid, coalesce(ticket_id, ticket), action, object, data, summed.size,
-       if(@@global.read_only IN ('0', 'OFF'), 'off', 'on') AS read_only
-FROM (SELECT id AS row_id, ticket, size, sum(size) OVER (ORDER BY id) - size AS size_before
-      FROM (SELECT id, left(ticket_id, 257) AS ticket, size FROM staged_log_records AS staged
+SELECT row_id, uid, ticket_id, action, object, data, if(@@global.read_only IN ('0', 'OFF'), 'off', 'on') AS read_only
+FROM (SELECT id AS row_id, sum(size) OVER (ORDER BY id) - size AS size_before
+      FROM (SELECT id, size FROM staged_log_records AS staged
             WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused WHERE refused.halts AND refused.ticket_id = staged.ticket_id)
             ORDER BY id LIMIT :count) AS chosen) AS summed
-LEFT JOIN staged_log_records AS staged ON staged.id = row_id AND staged.size <= :row_bytes
+LEFT JOIN staged_log_records AS staged ON staged.id = row_id
 WHERE size_before < :bytes ORDER BY row_id;
 
 -- name: remove [sqlite]

@@ -23,7 +23,7 @@ from usher.common.protocol.message import check_ticket
 LONGEST_UID = 256
 #: Bytes after which a batch ends, with the row that goes beyond.
 BATCH_BYTES = 4 * 1024 * 1024
-#: Largest row, all its columns together. A larger one is set aside.
+#: Largest row, all its columns together: a larger one fails where it is written.
 ROW_BYTES = 16 * 1024 * 1024
 #: Fields of a message after the ticket's, whose name is a setting.
 FIELDS = ("uid", "action", "object", "data")
@@ -34,8 +34,7 @@ _WAYS_OUT = (
 
 
 class Row(NamedTuple):
-    """A staged record as the database gives it; in SQLite any type may turn up. ``size``: bytes of all its columns;
-    where that is too large the others are None."""
+    """A staged record as the database gives it; in SQLite any type may turn up."""
 
     id: int
     uid: Any
@@ -43,7 +42,6 @@ class Row(NamedTuple):
     action: Any
     object: Any
     data: Any
-    size: int
 
 
 class Refusal(NamedTuple):
@@ -81,9 +79,9 @@ class OutboxBatch(NamedTuple):
 
 def encode(rows: Iterable[Row], halts: bool = False) -> OutboxBatch:
     """Encode all rows of a batch, except those that wait behind a refused one of their ticket (``halts``). Reasons for
-    a refusal: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``, ``row_too_large``, ``<column>_not_utf8``.
+    a refusal: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``, ``<column>_not_utf8``.
 
-    >>> encode([Row(7, "u", "42", "create", "ride", "{}", 2), Row(8, "v", "", "create", "ride", "{}", 2)]).refused
+    >>> encode([Row(7, "u", "42", "create", "ride", "{}"), Row(8, "v", "", "create", "ride", "{}")]).refused
     [Refusal(id=8, reason='empty_ticket_id', halts=False)]
     """
     batch = OutboxBatch([], [], [])
@@ -95,12 +93,10 @@ def encode(rows: Iterable[Row], halts: bool = False) -> OutboxBatch:
         try:
             ticket = check_ticket(_bytes("ticket_id", row.ticket_id))
             holds = halts
-            if row.data is None:
-                raise MessageUndecodable("row_too_large")
             uid = check_uid(_bytes("uid", row.uid))
             values = ticket, uid, *(_bytes(name, getattr(row, name)) for name in FIELDS[1:])
         except MessageUndecodable as why:
-            batch.refused.append(Refusal(row.id, "row_too_large" if row.data is None else why.reason, holds))
+            batch.refused.append(Refusal(row.id, why.reason, holds))
             if holds:
                 halted.add(row.ticket_id)
         else:

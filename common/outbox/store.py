@@ -36,7 +36,6 @@ from usher.common.base.errors import MessageUndecodable, SqlBusy, SqlTrouble, St
 from usher.common.outbox.rows import (
     BATCH_BYTES,
     DIALECTS,
-    ROW_BYTES,
     Refusal,
     RefusedRow,
     Row,
@@ -134,13 +133,13 @@ def _any_bytes(connection: Any, _record: object) -> None:
     connection.text_factory = lambda value: value.decode("utf-8", "surrogateescape")
 
 
-def check_transactional(connection: sa.Connection) -> None:
-    """Raise OutboxMisused when each statement would be a transaction of its own. Call after the first write of a
-    transaction."""
-    if commits_by_itself(driver_of(connection)):
+def check_transactional(driver: Any) -> None:
+    """Raise OutboxMisused when the next statement over a driver's connection would be a transaction of its own."""
+    if commits_by_itself(driver):
         raise OutboxMisused(
-            "this engine is in AUTOCOMMIT mode: effects, state, checkpoint would be several transactions; leave out"
-            " isolation_level"
+            "this connection is in AUTOCOMMIT mode: each statement would be committed by itself, and stay when the rest"
+            ' is rolled back. Leave out isolation_level (SQLAlchemy: "AUTOCOMMIT"; sqlite3: None) or autocommit=True,'
+            " or begin a transaction first"
         )
 
 
@@ -181,28 +180,6 @@ def _is_migrated(connection: sa.Connection) -> bool:
     return sa.inspect(connection).has_table("consumer_uids")  # the last one
 
 
-def migrate(engine: sa.Engine) -> bool:
-    """Make the tables, all or nothing (MySQL: to be repeated); safe in several processes at once. Returns False when
-    they are there already. The connection takes no parameters: a percent sign stands for itself."""
-    check_dialect(engine)
-    dialect = engine.dialect.name
-    with sql_trouble("migrating the outbox"), engine.connect().execution_options(no_parameters=True) as connection:
-        connection.exec_driver_sql(_BEGIN[dialect])
-        try:
-            is_missing = not _is_migrated(connection)
-            block = schema(dialect).replace("DELIMITER //\n", "").replace(" //\nDELIMITER ;", ";")
-            for statement in block.strip().split(";\n\n") if is_missing else ():
-                connection.exec_driver_sql(statement)
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
-        finally:
-            if dialect == "mysql":
-                connection.invalidate()  # the lock is the session's
-    return is_missing
-
-
 #: Has a streamer wait for SQLite's one write lock for a moment only: its lease must not end meanwhile. Same as
 #: lock_timeout in queries.sql; for MySQL see open_engine.
 _IMPATIENT = sa.text("PRAGMA busy_timeout = 500")
@@ -211,10 +188,9 @@ _IMPATIENT = sa.text("PRAGMA busy_timeout = 500")
 class OutboxStore:
     """An outbox; used by one thread. ``setting`` is named in errors."""
 
-    def __init__(self, url: str, setting: str = "USHER_OUTBOX_URL", row_bytes: int = ROW_BYTES) -> None:
+    def __init__(self, url: str, setting: str = "USHER_OUTBOX_URL") -> None:
         self._single = open_engine(url, setting, streams=True)  # a turn with a dead connection is repeated
         self._setting = setting
-        self._row_bytes = row_bytes
         self._is_postgres = self._single.dialect.name == "postgresql"
         # On a connection of self._single one statement is a transaction; SQLite, which runs in this process, does not
         # need that. MySQL asks more often when a connection changes its mode, and so has single ones by default.
@@ -244,7 +220,24 @@ class OutboxStore:
         check_schema(self._engine, self._setting)
 
     def migrate(self) -> bool:
-        return migrate(self._engine)
+        """Make the tables, all or nothing (MySQL: to be repeated); safe in several processes at once. Returns False
+        when they are there already. The connection takes no parameters: a percent sign stands for itself."""
+        plain = self._engine.execution_options(no_parameters=True)
+        with sql_trouble("migrating the outbox"), plain.connect() as connection:
+            connection.exec_driver_sql(_BEGIN[self.dialect])
+            try:
+                is_missing = not _is_migrated(connection)
+                block = schema(self.dialect).replace("DELIMITER //\n", "").replace(" //\nDELIMITER ;", ";")
+                for statement in block.strip().split(";\n\n") if is_missing else ():
+                    connection.exec_driver_sql(statement)
+                connection.commit()
+            except BaseException:
+                connection.rollback()
+                raise
+            finally:
+                if self.dialect == "mysql":
+                    connection.invalidate()  # the lock is the session's
+        return is_missing
 
     def batch(self, count: int) -> list[Row]:
         """Read the first ``count`` rows by id, as one snapshot, as under REPEATABLE READ: it is one statement. Raises
@@ -253,7 +246,7 @@ class OutboxStore:
         A transaction around it would be two more answers of PostgreSQL to wait for, on the way of every row. From a
         database that takes no writes nothing is read: rows that cannot be removed would be sent again and again.
         """
-        values = {"count": count, "bytes": BATCH_BYTES, "row_bytes": self._row_bytes}
+        values = {"count": count, "bytes": BATCH_BYTES}
         with sql_trouble("reading the outbox"), self._single.connect() as connection:
             if self.dialect == "sqlite" and "timeout" not in self._engine.url.query:
                 connection.execute(_IMPATIENT)
@@ -265,7 +258,7 @@ class OutboxStore:
                         "the database of the outbox takes no writes, so nothing is sent: it could not be removed"
                     )
                 rows.append(Row(*columns))
-                size += rows[-1].size
+                size += sum(len(str(value)) for value in columns)
                 if size >= BATCH_BYTES:
                     break
         return rows
@@ -356,7 +349,7 @@ def write_all_to_outbox(connection: Any, records: Iterable[LogRecord]) -> list[s
         return []
     if isinstance(connection, (sa.Connection, sa.orm.Session, sa.orm.scoped_session)):
         statement = sa.text(queries("sqlite")["write"])
-        _check_transactional(driver_of(_begun(connection, statement)))
+        check_transactional(driver_of(_begun(connection, statement)))
         connection.execute(statement, rows)
     else:
         _plain_write(connection, rows)
@@ -374,15 +367,6 @@ def _begun(connection: Any, statement: sa.TextClause) -> sa.Connection:
     return connection
 
 
-def _check_transactional(driver: Any) -> None:
-    if commits_by_itself(driver):
-        raise OutboxMisused(
-            "this connection is in AUTOCOMMIT mode: the record would be committed by itself, and stay when your rows"
-            ' are rolled back. Leave out isolation_level (SQLAlchemy: "AUTOCOMMIT"; sqlite3: None) or autocommit=True,'
-            " or begin a transaction first"
-        )
-
-
 def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
     style = _style(connection)
     if style is None:
@@ -393,7 +377,7 @@ def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
             f" {type(connection).__module__}.{type(connection).__name__})"
         )
     if not hasattr(connection, "in_atomic_block"):
-        _check_transactional(connection)
+        check_transactional(connection)
     elif not connection.in_atomic_block and connection.get_autocommit():
         raise OutboxMisused(
             "this connection of Django is in no transaction: the record would be committed by itself. Write it within"

@@ -31,7 +31,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import chain
@@ -143,16 +143,7 @@ class ReliableStream:
 
         The bodies are read from the stream: reading them from the pending list would count as a delivery.
         """
-        return self._with_bodies(list(itertools.islice(self._unseen(exclude), count)))
-
-    def pending(self, exclude: Collection[bytes] = ()) -> list[bytes]:
-        return list(self._unseen(exclude))
-
-    def _unseen(self, known: Collection[bytes]) -> Iterator[bytes]:
-        return (entry_id for entry_id in self._plain.pending_of(self.reader) if entry_id not in known)
-
-    def _with_bodies(self, ids: Sequence[bytes]) -> list[StreamMessage]:
-        if not ids:
+        if not (ids := self.pending(exclude)[:count]):
             return []
         commands: list[Sequence[Arg]] = [("XRANGE", self._keys.stream, entry_id, entry_id) for entry_id in ids]
         *bodies, charged = self._link.all_of([*commands, ("HMGET", self._keys.attempts, *ids)])
@@ -160,6 +151,9 @@ class ReliableStream:
             StreamMessage(entry_id, reply[0][1] if reply else None, _failures(entry_id, count or b"0"))
             for entry_id, reply, count in zip(ids, bodies, charged, strict=True)
         ]
+
+    def pending(self, exclude: Collection[bytes] = ()) -> list[bytes]:
+        return [entry_id for entry_id in self._plain.pending_of(self.reader) if entry_id not in exclude]
 
     def claim_idle(self, count: int, min_idle_ms: int, cursor: bytes = ZERO) -> Claimed:
         """Take over up to ``count`` entries (fewer where they are large) that were idle for at least ``min_idle_ms``:

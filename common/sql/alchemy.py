@@ -82,9 +82,9 @@ _MYSQL_NO_SAVEPOINT = 1305
 _MYSQL_CANCELED = frozenset({1317, 3024, 1969})
 #: SERVER_STATUS_IN_TRANS of the protocol.
 _MYSQL_IN_TRANSACTION = 1
-#: SQLite's errors for a file that cannot be used now: their names, and texts of errors without a name.
-_FILE_ERRORS = ("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PROTOCOL")
-_FILE_TEXTS = ("disk I/O error", "is full", "unable to open", "readonly database")
+#: SQLite's: others hold a lock; a file cannot be used now.
+_SQLITE_AGAIN = ("SQLITE_BUSY", "SQLITE_LOCKED")
+_SQLITE_AWAY = ("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PROTOCOL")
 
 
 def driver_of(connection: sa.Connection) -> Any:
@@ -121,19 +121,18 @@ def passing(error: BaseException) -> Passing | None:
         return Passing(f"no connection of the pool is free: {error}")
     if not isinstance(error, sa.exc.DBAPIError):
         return None
-    told = driver_message(error)
-    if isinstance(error.orig, sqlite3.Error):
-        return _of_sqlite(error.orig, told)
-    if (number := mysql_number(error)) is not None:
-        return _of_mysql(error, number, told)
-    state = sqlstate(error)
-    if state in _AGAIN and not error.connection_invalidated:
-        return Passing(f"({state}) {told}")
-    # libpq has no SQLSTATE for a connection that could not be made.
-    is_away = error.connection_invalidated or state in (*_AGAIN, _READ_ONLY) or state.startswith(_CONNECTION)
-    return (
-        Passing(told, is_away=True) if is_away or (isinstance(error, sa.exc.OperationalError) and not state) else None
-    )
+    told, state, is_gone = driver_message(error), sqlstate(error), error.connection_invalidated
+    number, of_sqlite = mysql_number(error), getattr(error.orig, "sqlite_errorname", "")
+    is_rolled_back = number == _MYSQL_NO_SAVEPOINT and "SAVEPOINT" in told
+    is_over_soon = state in _AGAIN or number in _MYSQL_AGAIN or is_rolled_back or of_sqlite.startswith(_SQLITE_AGAIN)
+    if is_over_soon and not is_gone:
+        return Passing(f"({state}) {told}" if state else told)
+    is_away = is_gone or state == _READ_ONLY or state.startswith(_CONNECTION) or of_sqlite.startswith(_SQLITE_AWAY)
+    if number is not None:  # those of the client, from 2000 on, are all about the connection; 0: it is closed
+        is_away |= number in _MYSQL_AWAY or 2000 <= number < 2100 or number == 0
+    elif not state and not isinstance(error.orig, sqlite3.Error):  # libpq has none for one that could not be made
+        is_away |= isinstance(error, sa.exc.OperationalError)
+    return Passing(told, is_away=True) if is_away else None
 
 
 def sqlstate(error: sa.exc.DBAPIError) -> str:
@@ -151,21 +150,3 @@ def driver_message(error: BaseException) -> str:
 def mysql_number(error: sa.exc.DBAPIError) -> int | None:
     number = next(iter(getattr(error.orig, "args", ())), None)
     return number if isinstance(number, int) else None
-
-
-def _of_mysql(error: sa.exc.DBAPIError, number: int, told: str) -> Passing | None:
-    is_rolled_back = number == _MYSQL_NO_SAVEPOINT and "SAVEPOINT" in told
-    if (number in _MYSQL_AGAIN or is_rolled_back) and not error.connection_invalidated:
-        return Passing(told)
-    # Those of the client, from 2000 on, are all about the connection; 0 is an error of one that is closed.
-    is_away = error.connection_invalidated or number in _MYSQL_AWAY or 2000 <= number < 2100 or number == 0
-    return Passing(told, is_away=True) if is_away else None
-
-
-def _of_sqlite(raised: sqlite3.Error, told: str) -> Passing | None:
-    name = getattr(raised, "sqlite_errorname", "")
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "is locked" in told:
-        return Passing(told)
-    if name.startswith(_FILE_ERRORS) or any(text in told for text in _FILE_TEXTS):
-        return Passing(told, is_away=True)
-    return None

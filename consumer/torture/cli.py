@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -102,7 +103,7 @@ Exit code 0: safe. 1: not safe. 2: nothing can be said, and why.
 @click.command(help=_HELP)
 @click.argument("handler")
 @option("--effect", "Tells what a ticket looks like (see above).", required=True, metavar="MODULE:FUNCTION")
-@option("--setup", "Called once before all: creates tables, say.", metavar="MODULE:FUNCTION")
+@option("--setup", "Called once before all: creates tables, say.", default="", metavar="MODULE:FUNCTION")
 @option(
     "--field fields",
     "A field of the messages; {n} and {amount} in it are filled in.",
@@ -112,20 +113,12 @@ Exit code 0: safe. 1: not safe. 2: nothing can be said, and why.
 @option("--stops", "Most lines of the handler before which a fault is tried.", click.IntRange(1, 1000), 30)
 @option("--handler-seconds", "Longest that one call may take.", Number(min=1), 30.0)
 @takes_json
-def torture(
-    handler: str,
-    effect: str,
-    setup: str | None,
-    fields: tuple[str, ...],
-    stops: int,
-    handler_seconds: float,
-    as_json: bool,
-) -> None:
-    for spec, flag in ((handler, "HANDLER"), (effect, "--effect"), (setup or "", "--setup")):
+def torture(handler: str, effect: str, setup: str, fields: tuple[str, ...], as_json: bool, **asked: Any) -> None:
+    for spec, flag in ((handler, "HANDLER"), (effect, "--effect"), (setup, "--setup")):
         module, colon, name = spec.partition(":")
         if not (module and colon and name) and (spec or flag != "--setup"):
             raise StartRefused(f"{flag} must look like module:function (it is {spec!r})")
-    request = TortureRequest(handler, effect, setup or "", _pairs(fields), stops, handler_seconds)
+    request = TortureRequest(handler, effect, setup, _pairs(fields), **asked)
     began_s = time.monotonic()
     with StopRequest() as stop, progress() as show:
         findings = run_torture(request, os.environ, show, stop.check)
@@ -152,14 +145,8 @@ def _pairs(fields: tuple[str, ...]) -> dict[str, str]:
 
 
 def print_torture_verdict(screen: Console, findings: list[ScenarioResult], seconds: float) -> None:
-    table = Table(
-        "",
-        "what happens",
-        Column("told", justify="right"),
-        Column("went wrong", justify="right"),
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+    counts = (Column(name, justify="right") for name in ("told", "went wrong"))
+    table = Table("", "what happens", *counts, box=None, padding=(0, 2, 0, 0))
     for finding in findings:
         mark = "[green]safe[/]" if finding.safe else "[bold red]UNSAFE[/]"
         table.add_row(mark, finding.title, str(finding.runs), str(len(finding.failures) or ""))

@@ -10,7 +10,8 @@ before it is used.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -23,22 +24,14 @@ def usher_torture() -> Callable[..., None]:
     return _torture
 
 
-def _torture(
-    handler: str,
-    *,
-    effect: str,
-    setup: str = "",
-    fields: Mapping[str, str] | None = None,
-    stops: int = 30,
-    handler_seconds: float = 30.0,
-) -> None:
+def _torture(handler: str, **asked: Any) -> None:
     from usher.common.base.errors import StartRefused
     from usher.consumer.torture.cli import run_torture
     from usher.consumer.torture.stage import TortureRequest
     from usher.consumer.torture.stories import explained, summary
 
     __tracebackhide__ = True
-    request = TortureRequest(handler, effect, setup, fields or {}, stops, handler_seconds)
+    request = TortureRequest(handler, **asked)
     try:
         findings = run_torture(request, os.environ, lambda scenario, told, count: None, lambda: None)
     except StartRefused as refused:

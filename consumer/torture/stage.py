@@ -1,8 +1,8 @@
 """The processes of the harness: one without threads, because it forks, runs every scenario and looks at the ticket
 afterwards; its children play incarnations of a consumer each, and run the user's handler.
 
-The harness talks to a child through a pipe. An order is ``run`` (a message), ``effect`` (read a ticket's effect),
-``setup`` or ``look`` (check the names, and what the handler's module opens at its import). The answer says how the
+The harness talks to a child through a pipe. An order is ``run`` (a message), ``call`` (of ``--setup`` or
+``--effect``) or ``look`` (check the names, and what the handler's module opens at its import). The answer says how the
 order ended; before the child kills or freezes itself, it says so, and where.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import linecache
 import os
 import pkgutil
@@ -19,10 +18,9 @@ import secrets
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -31,6 +29,7 @@ from typing import Any
 import click
 
 from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.errors import StartRefused
 from usher.common.protocol.attempts import Attempts
 from usher.common.runtime.fork_guard import end_with_parent
 from usher.consumer.handlers.error_trace import is_users
@@ -58,38 +57,29 @@ from usher.consumer.torture.stories import (
 )
 
 
-class LineStops:
-    """A counter of the lines that a call runs. It calls ``act(place in words)`` before the ``at``-th line (from 0);
-    with ``at`` None it only counts."""
+def counted(run: Callable[[], Any], own_file: str, at: int | None, act: Callable[[str], None]) -> tuple[Any, int]:
+    """Return the result of a call, and the number of lines that it ran in users' files, the handler's ``own_file``
+    included. Call ``act(place in words)`` before the ``at``-th of them (from 0)."""
+    count = 0
 
-    def __init__(self, always: str, at: int | None, act: Callable[[str], None]) -> None:
-        self._always = always  # the handler's own file
-        self._at = at
-        self._act = act
-        self.count = 0
-
-    def call(self, run: Callable[[], Any]) -> Any:
-        sys.settrace(self._entered)
-        try:
-            return run()
-        finally:
-            sys.settrace(None)
-
-    def _entered(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def entered(frame: FrameType, event: str, arg: Any) -> Any:
         file = frame.f_code.co_filename
-        return self._line if file == self._always or is_users(file) else None
+        return line if file == own_file or is_users(file) else None
 
-    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def line(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
         if event == "line":
-            reached, self.count = self.count, self.count + 1
-            if reached == self._at:
-                file, line = frame.f_code.co_filename, frame.f_lineno
-                self._act(f"{Path(file).name}:{line}: {linecache.getline(file, line).strip()[:80]}")
-        return self._line
+            reached, count = count, count + 1
+            if reached == at:
+                file, number = frame.f_code.co_filename, frame.f_lineno
+                act(f"{Path(file).name}:{number}: {linecache.getline(file, number).strip()[:80]}")
+        return line
 
-
-#: The range in which JSON integers travel as themselves.
-_LARGEST = 2**63 - 1
+    sys.settrace(entered)
+    try:
+        return run(), count
+    finally:
+        sys.settrace(None)
 
 
 def to_json_value(value: Any) -> Any:
@@ -99,16 +89,16 @@ def to_json_value(value: Any) -> Any:
     >>> to_json_value({"rows": [(1, "a")], "seen": {2, 1}})
     {'rows': [[1, 'a']], 'seen': [1, 2]}
     """
-    if value is None or isinstance(value, (bool, float, str)):
-        return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-    if isinstance(value, int):
-        return value if abs(value) <= _LARGEST else str(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 2**63):  # of JSON
+        return value
     if isinstance(value, Mapping):
         return {to_json_value(str(name)): to_json_value(inner) for name, inner in value.items()}
     if isinstance(value, Set):
-        return sorted((to_json_value(inner) for inner in value), key=repr)
+        return sorted(map(to_json_value, value), key=repr)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-        return [to_json_value(inner) for inner in value]
+        return [*map(to_json_value, value)]
     return repr(value)
 
 
@@ -123,14 +113,14 @@ class TortureError(Exception):
 class TortureRequest:
     """Request for a test: a handler, the function that reads its effect, and one to call once before, each as
     ``module:function``. ``fields``: of the messages, beside ``n`` and ``amount``; ``stops``: most places of a fault per
-    scenario; ``handler_s``: longest that one call may take."""
+    scenario; ``handler_seconds``: longest that one call may take."""
 
     handler: str
     effect: str
-    setup: str
-    fields: Mapping[str, str]
-    stops: int
-    handler_s: float
+    setup: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    stops: int = 30
+    handler_seconds: float = 30.0
 
 
 def load_function(spec: str, option: str) -> Callable[..., Any]:
@@ -143,15 +133,11 @@ def load_function(spec: str, option: str) -> Callable[..., Any]:
 
 class TortureChild:
     def __init__(self, request: TortureRequest) -> None:
-        ours, theirs = Pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            ours.close()
-            _live(theirs, request)
+        self.pipe, theirs = Pipe()
+        self._process = get_context("fork").Process(target=_live, args=(theirs, self.pipe, request))
+        self._process.start()
         theirs.close()
-        self.pipe = ours
         self.is_frozen = False
-        self.is_over = False
 
     def hear(self, within_s: float) -> dict[str, Any] | None:
         """Return the next answer, or None when there is none in time. The answer of a child that is gone is
@@ -161,43 +147,37 @@ class TortureChild:
         try:
             answer: dict[str, Any] = self.pipe.recv()
         except (EOFError, OSError):
-            self._reap()
             return {"ended": "died", "error": "its process ended by itself"}
         if answer["ended"] == "frozen":  # it says so just before it stops: the signal to go on must not come first
-            os.waitpid(self.pid, os.WUNTRACED)
+            os.waitpid(self._pid, os.WUNTRACED)
             self.is_frozen = True
         elif answer["ended"] == "killed":
-            self._reap()
+            self._process.join()
         return answer
 
     def wake(self) -> None:
         self.is_frozen = False
-        os.kill(self.pid, signal.SIGCONT)
+        os.kill(self._pid, signal.SIGCONT)
 
     def close(self) -> None:
-        if not self.is_over:
-            os.kill(self.pid, signal.SIGKILL)
-            self._reap()
+        self._process.kill()
+        self._process.join()
         self.pipe.close()
 
-    def _reap(self) -> None:
-        if not self.is_over:
-            os.waitpid(self.pid, 0)
-            self.is_over = True
+    @property
+    def _pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
 
 
 # ---- in the child process --------------------------------------------------------------------------------------------
 
 
-def _live(stage: Connection, request: TortureRequest) -> None:
-    try:
-        end_with_parent()  # frozen, it would outlive the harness
-        with contextlib.suppress(EOFError):  # the harness has gone
-            _ChildLoop(stage, request).run()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(0)
+def _live(stage: Connection, of_harness: Connection, request: TortureRequest) -> None:
+    end_with_parent()  # frozen, it would outlive the harness
+    of_harness.close()
+    with contextlib.suppress(EOFError):  # the harness has gone
+        _ChildLoop(stage, request).run()
 
 
 class _ChildLoop:
@@ -232,13 +212,10 @@ class _ChildLoop:
             load_function(self._request.setup, "--setup")
         return {"ended": "well", "opened": _descriptors() != before}
 
-    def _do_setup(self, order: dict[str, Any]) -> dict[str, Any]:
-        if self._request.setup:
-            self._called(load_function(self._request.setup, "--setup"))
-        return {"ended": "well"}
-
-    def _do_effect(self, order: dict[str, Any]) -> dict[str, Any]:
-        value = self._called(load_function(self._request.effect, "--effect"), order["ticket"])
+    def _do_call(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Call the function of ``--setup`` or ``--effect``."""
+        result = load_function(getattr(self._request, order["of"]), f"--{order['of']}")(*order["given"])
+        value = self._call.wait(result) if inspect.isawaitable(result) else result
         return {"ended": "well", "value": to_json_value(value)}
 
     def _do_run(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -275,24 +252,16 @@ class _ChildLoop:
             os.kill(os.getpid(), signal.SIGKILL if does == "kill" else signal.SIGSTOP)
             lease.end()  # a process that was stopped has slept for longer than its lease
 
-        source = inspect.unwrap(self._handler.call)
-        steps = LineStops(
-            getattr(getattr(source, "__code__", None), "co_filename", ""),
-            place if isinstance(place, int) else None,
-            act,
-        )
+        own = getattr(getattr(inspect.unwrap(self._handler.call), "__code__", None), "co_filename", "")
         if does and place == "before":
             act("the handler")
-        if (problem := steps.call(lambda: call(message))) is not None:
+        problem, lines = counted(lambda: call(message), own, place if isinstance(place, int) else None, act)
+        if problem is not None:
             raise problem
         # This run may have had fewer lines than the undisturbed one.
-        if does and (place == AFTER or (isinstance(place, int) and steps.count <= place)):
+        if does and (place == AFTER or (isinstance(place, int) and lines <= place)):
             act("the acknowledgement")
-        return {"ended": "well", "lines": steps.count, "absorbed": absorbed}
-
-    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        result = function(*arguments)
-        return self._call.wait(result) if inspect.isawaitable(result) else result
+        return {"ended": "well", "lines": lines, "absorbed": absorbed}
 
 
 def _raised(raised: BaseException) -> dict[str, Any]:
@@ -318,17 +287,13 @@ _OVER = ("well", "killed", "frozen", "died", "stuck", How.GAVE_UP, How.INVALID)
 _LONGEST_PAUSE_S = 0.5
 
 
-class HandlerUntestable(Exception):
-    """The error when nothing can be said about this handler; the text says why."""
-
-
 @dataclass
 class Case:
     """A run of one scenario at one place: its ticket, its child processes (``actors``), and what was noted."""
 
+    number: int
     ticket: str
     actors: dict[str, TortureChild] = field(default_factory=dict)
-    entries: dict[tuple[int, bool], tuple[str, list[str]]] = field(default_factory=dict)
     fence: int = 0
     where: str = ""
     notes: list[str] = field(default_factory=list)
@@ -341,13 +306,13 @@ class Harness:
     def __init__(self, request: TortureRequest) -> None:
         self._request = request
         self._run = secrets.token_hex(3)
-        self._tickets, self._entries = 0, itertools.count(1)
+        self._tickets = 0
         self._fences = wall_ms() * 1024  # as the leader's: higher than those of any run before
         self._hold_s = 0.5
 
     def tell_all(self, progress: Callable[[str, int, int], None]) -> list[ScenarioResult]:
         """Run every scenario at every place, and return the results. It calls ``progress(scenario, runs done, runs in
-        all)``. Raises HandlerUntestable."""
+        all)``. Raises StartRefused."""
         self._look()
         expected, lines = self._undisturbed()
         merged = self._lines_of_merged()
@@ -366,17 +331,18 @@ class Harness:
         files or connections; then call the setup."""
         if not self._ask("look")["opened"]:
             load_handler(self._request.handler)
-        self._ask("setup")
+        if self._request.setup:
+            self._ask("call", "setup")
 
-    def _ask(self, do: str, **more: Any) -> dict[str, Any]:
+    def _ask(self, do: str, of: str = "", *given: str) -> dict[str, Any]:
         """Return the answer of a child of its own to an order."""
         with contextlib.closing(TortureChild(self._request)) as actor:
-            actor.pipe.send({"do": do, **more})
-            answer = actor.hear(self._request.handler_s)
+            actor.pipe.send({"do": do, "of": of, "given": given})
+            answer = actor.hear(self._request.handler_seconds)
         if answer is None:
-            raise HandlerUntestable(f"{do}: it did not end within {self._request.handler_s:g} s")
+            raise StartRefused(f"{of or do}: it did not end within {self._request.handler_seconds:g} s")
         if answer["ended"] != "well":  # an error in a name needs only one line
-            raise HandlerUntestable(f"{do}: {answer['error'] if do == 'look' else _details(answer)}")
+            raise StartRefused(f"{of or do}: {_details(answer) if of else answer['error']}")
         return answer
 
     # ---- the expected effect -----------------------------------------------------------------------------------------
@@ -388,7 +354,7 @@ class Harness:
         second, _ = self._control()
         trouble = trouble_with_effect(first[0], first, second)
         if trouble:
-            raise HandlerUntestable(trouble)
+            raise StartRefused(trouble)
         return first, lines
 
     def _control(self) -> tuple[Expected, int]:
@@ -398,14 +364,14 @@ class Harness:
                 answer = self._perform(story, step)
                 if answer["ended"] != "well":
                     told = f"the handler fails although nothing goes wrong; message {step.number}: {_details(answer)}"
-                    raise HandlerUntestable(told)
+                    raise StartRefused(told)
                 if step.number == DISTURBED:
                     lines = answer["lines"]
                 after.append(self._effect(story.ticket))
         return tuple(after), lines
 
     def _effect(self, ticket: str) -> Any:
-        return self._ask("effect", ticket=ticket)["value"]
+        return self._ask("call", "effect", ticket)["value"]
 
     def _lines_of_merged(self) -> int:
         """Return the lines of a run for which the other messages wait; 0 if it absorbs none of them."""
@@ -470,10 +436,10 @@ class Harness:
         if answer is None and any(other.is_frozen for other in story.actors.values()):
             self._wake_all(story)
         if answer is None:
-            answer = actor.hear(self._request.handler_s)
+            answer = actor.hear(self._request.handler_seconds)
         if answer is None:
             actor.close()
-            return {"ended": "stuck", "error": f"it did not end within {self._request.handler_s:g} s"}
+            return {"ended": "stuck", "error": f"it did not end within {self._request.handler_seconds:g} s"}
         return answer
 
     def _wake_all(self, story: Case) -> None:
@@ -485,14 +451,14 @@ class Harness:
         if not actor.is_frozen:
             return  # it was never stopped, or was woken earlier
         actor.wake()
-        answer = actor.hear(self._request.handler_s)
+        answer = actor.hear(self._request.handler_seconds)
         if answer is not None and answer["ended"] != "well":
             story.notes.append(f"the zombie ended with {answer['error']}")
 
     @contextlib.contextmanager
     def _story(self) -> Iterator[Case]:
         self._tickets += 1
-        story = Case(f"torture-{self._run}-{self._tickets}")
+        story = Case(self._tickets, f"torture-{self._run}-{self._tickets}")
         try:
             yield story
         finally:
@@ -500,26 +466,17 @@ class Harness:
                 actor.close()
 
     def _entry(self, story: Case, step: RunStep) -> tuple[str, list[str]]:
-        key = (step.number, step.is_copy)
-        if key not in story.entries:
-            head = {"ticket_id": story.ticket, "uid": f"{story.ticket}-m{step.number}"}
-            fields = head | default_fields(self._request.fields, step.number)
-            entry_id = f"{self._fences // 1024}-{next(self._entries)}"
-            story.entries[key] = (entry_id, [part for pair in fields.items() for part in pair])
-        return story.entries[key]
+        """Return a message's id and fields: ``amount`` is such that any sum shows its parts."""
+        own = {"n": str(step.number), "amount": str(10 ** (step.number - 1))}
+        fields = {"ticket_id": story.ticket, "uid": f"{story.ticket}-m{step.number}", **own}
+        for name, value in self._request.fields.items():
+            fields[name] = value.replace("{n}", own["n"]).replace("{amount}", own["amount"])
+        place = 2 * MESSAGES * story.number + MESSAGES * step.is_copy + step.number
+        return f"{self._fences // 1024}-{place}", [part for pair in fields.items() for part in pair]
 
 
 def _details(answer: Mapping[str, Any]) -> str:
     return str(answer.get("details") or answer["error"])
-
-
-def default_fields(given: Mapping[str, str], number: int) -> dict[str, str]:
-    """Return the fields of a message: ``n``, ``amount`` (any sum of which shows its parts), and those that the user
-    gives, with ``{n}`` and ``{amount}`` filled in."""
-    base = {"n": str(number), "amount": str(10 ** (number - 1))}
-    return base | {
-        name: value.replace("{n}", base["n"]).replace("{amount}", base["amount"]) for name, value in given.items()
-    }
 
 
 @click.command(name="torture-stage")
@@ -533,5 +490,5 @@ def main(told_to: int) -> None:
     with Connection(told_to) as told:
         try:
             told.send(Harness(told.recv()).tell_all(lambda *progress: told.send(progress)))
-        except HandlerUntestable as why:
+        except StartRefused as why:
             told.send(str(why))

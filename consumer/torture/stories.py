@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import combinations, pairwise
+from itertools import pairwise, product
 from typing import Any
 
 #: Number of messages of a ticket in a scenario.
@@ -198,8 +198,8 @@ def places(scenario: Scenario, lines: int, most: int) -> list[FaultPoint]:
 
 
 _LONGEST_SHOWN = 160
-#: Words for how often a message was added, by the number of times too many.
-_TIMES = {1: "twice", 2: "three times", 3: "four times", 4: "five times"}
+#: Words for how often a message was added.
+_OFTEN = ("not at all", "once", "twice", "three times", "four times", "five times")
 
 
 #: The effect of an undisturbed ticket before any message, and after the first, second and third.
@@ -259,22 +259,22 @@ def explain(expected: Expected, seen: Any) -> str:
 
 
 def _about_numbers(expected: Expected, seen: Any) -> str:
+    """Return the difference, and how often each message was added where it comes of that: of several ways that with
+    the fewest messages."""
     sums = [value if _is_number(value) else 0 for value in expected]  # before any message there may be no sum
-    steps = [later - earlier for earlier, later in pairwise(sums)]
     difference = seen - expected[-1]
     told = f"{format_effect(abs(difference))} too {'much' if difference > 0 else 'little'}"
-    for number, step in enumerate(steps, start=1):
-        if step and difference > 0 and difference % step == 0 and difference // step in _TIMES:
-            return f"{told}: your handler added message {number} {_TIMES[difference // step]}"
-        if step and difference == -step:
-            return f"{told}: message {number} is missing"
-    if len(set(steps)) == len(steps):
-        for (first, one), (second, other) in combinations(enumerate(steps, start=1), 2):
-            if difference == one + other:
-                return f"{told}: your handler added messages {first} and {second} twice"
-        if steps and difference == sum(steps):
-            return f"{told}: your handler added every message twice"
-    return told
+    steps = [later - earlier for earlier, later in pairwise(sums)]
+    ways = [
+        {number: often for number, often in enumerate(each, start=1) if often != 1}
+        for each in product(range(len(_OFTEN)), repeat=len(steps))
+        if sum((often - 1) * step for often, step in zip(each, steps, strict=True)) == difference
+    ]
+    ways = [way for way in ways if len(way) < len(steps) or len({*way.values()}) == 1]  # else it is a guess
+    if not ways:
+        return told
+    way = min(ways, key=lambda way: (len(way), sum(way.values())))
+    return f"{told}: your handler added {', '.join(f'message {number} {_OFTEN[way[number]]}' for number in way)}"
 
 
 def _about_lists(want: list[Any], seen: list[Any]) -> str:

@@ -1,6 +1,6 @@
 """``usher bench``: throughput and latency of this machine, each against a yardstick of the same run. The system under
-measurement has its own Redis, one master, some consumers, all as real processes that end with the rig; a measurement
-returns a plain document."""
+measurement has its own Redis, one master and some consumers, which run as in `usher up`; a measurement returns a plain
+document."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import multiprocessing
 import os
 import platform
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,16 +27,16 @@ from rich.table import Table
 from usher.common.base.durations import Number, option
 from usher.common.base.errors import UsherError
 from usher.common.base.text import info_lines
-from usher.common.cli.masters import living_consumers
+from usher.common.cli.masters import somebody_leads
 from usher.common.doctor.judgements import version_text
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import parse
-from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
-from usher.common.redis.embedded import EmbeddedRedis, free_port
+from usher.common.redis.embedded import SERVER_VARIABLE
 from usher.common.redis.replies import TicketStream
-from usher.common.runtime.own_command import usher_command
+from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.deploy.bench.handlers import DUE_FIELD, FOLDER_VARIABLE, WARM, consume, read_waits
+from usher.deploy.local.up import trial
 from usher.master.cli.shared import console, print_json, table
 
 
@@ -79,7 +77,8 @@ def _of_each(pid: int, read: Callable[[psutil.Process], float]) -> Iterator[floa
 
 
 STREAM, GROUP = "bench", "bench_group"
-_BARE_GROUP = "bare"
+#: Group of the bare consumers, and the stream that they alone read.
+_BARE = "bare"
 #: Seconds between two questions: was the first entry read, and are all done. The latter takes cores from the measured
 #: system (every 5 ms: 2 %).
 _BEGUN_S, _DONE_S = 0.001, 0.02
@@ -100,66 +99,14 @@ def zipf_tickets(count: int, tickets: int, seed: int) -> list[bytes]:
     return [b"T%d" % rank for rank in random.Random(seed).choices(range(tickets), cum_weights=weights, k=count)]
 
 
-class Rig:
-    """The system under measurement, as a context: its methods start processes, the exit ends them."""
+class System:
+    """A running system, as a measurement sees it. ``pids``: tells its processes by name, Redis included; ``check`` is
+    called while it is waited for, and raises when that is in vain."""
 
-    def __init__(self, durable: bool, environ: Mapping[str, str], streams: str = STREAM) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="usher-bench-", ignore_cleanup_errors=True)
-        self.folder = Path(self._temporary.name)
-        self.environ = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
-        self._redis = EmbeddedRedis(self.folder, durable=durable)
-        self._programs: dict[str, subprocess.Popen[bytes]] = {}
-        self._urls: list[str] = []
-        self._streams = streams
-        self.keys = Keys(SourceSelection.parse(streams).work_stream(GROUP), GROUP)
-
-    def __enter__(self) -> Rig:
-        self._redis.start()
-        self.url = self._redis.url
-        self.link = Link(self.url, "bench", timeout_s=60.0)
-        self.stream = TicketStream(self.link, self.keys)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end_programs()
-        self.link.close()
-        self._redis.stop()
-        self._temporary.cleanup()
-
-    # ---- programs --------------------------------------------------------------------------------
-
-    def start_programs(self, consumers: int, handler: str, environ: dict[str, str]) -> list[str]:
-        """Start a master and the consumers, and wait until all are registered; no master leads before ``release``.
-        Returns the master's URL."""
-        self.hold()
-        urls = self.begin(1, consumers, handler, environ, pause_s=0.5)
-        self.wait_until_registered()
-        return urls
-
-    def wait_until_registered(self) -> None:
-        names = {name for name in self._programs if name.startswith("consumer")}
-        self._wait(lambda: "" if living_consumers(self._urls) >= names else "not all consumers registered", 0.05)
-
-    def begin(
-        self, masters: int, consumers: int, handler: str, environ: dict[str, str], pause_s: float = 0.0
-    ) -> list[str]:
-        """Start programs, and wait for none; with a pause no consumer asks a master that does not listen yet. Returns
-        the masters' URLs."""
-        binds = [f"127.0.0.1:{free_port()}" for _ in range(masters)]
-        self._urls = [f"http://{bind}" for bind in binds]
-        for number, bind in enumerate(binds, 1):
-            self.start("master" if number == 1 else f"master-{number}", ["master", "--bind", bind], environ)
-        time.sleep(pause_s)
-        self.begin_consumers(consumers, handler, environ)
-        return self._urls
-
-    def begin_consumers(self, consumers: int, handler: str, environ: dict[str, str], first: int = 1) -> None:
-        for number in range(first, first + consumers):
-            self.start(
-                f"consumer-{number}",
-                ["consumer", "--consumer-name", f"consumer-{number}", "--handler", handler],
-                environ,
-            )
+    def __init__(self, link: Link, keys: Keys, pids: Callable[[], dict[str, int]], check: Callable[[], None]) -> None:
+        self.link, self.keys, self.pids, self.check = link, keys, pids, check
+        self.url = link.url
+        self.stream = TicketStream(link, keys)
 
     def hold(self) -> None:
         """Let no master lead; a leading one loses the lead."""
@@ -168,36 +115,8 @@ class Rig:
     def release(self) -> None:
         self.link.call("DEL", self.keys.leader)
 
-    def end_programs(self) -> None:
-        consumers = [program for name, program in self._programs.items() if not name.startswith("master")]
-        for group in (consumers, list(self._programs.values())):
-            for program in group:
-                program.terminate()
-            for program in group:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    program.wait(15)
-                if program.poll() is None:
-                    program.kill()
-                    program.wait()
-        self._programs.clear()
-
-    def start(self, name: str, words: list[str], environ: dict[str, str]) -> None:
-        base = self.environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder)}
-        base |= {"USHER_TICKET_STREAM": self._streams, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
-        environ = base | {"USHER_MASTER_URLS": ",".join(self._urls), **environ}
-        self._programs[name] = subprocess.Popen(
-            usher_command(*words), env=environ, stdout=subprocess.DEVNULL, stderr=sys.stderr
-        )
-
-    def check(self) -> None:
-        for name, program in self._programs.items():
-            if program.poll() is not None:
-                raise BenchFailed(f"{name} ended with exit code {program.returncode}")
-
-    # ---- figures ---------------------------------------------------------------------------------
-
     def wait_until_begun(self, after: bytes = b"0-0") -> None:
-        self._wait(lambda: "" if self.stream.last_delivered() != after else "nothing was read", _BEGUN_S)
+        self.wait(lambda: "" if self.stream.last_delivered() != after else "nothing was read", _BEGUN_S)
 
     def wait_until_done(self, last_id: bytes, patience_s: float, held: int = 0) -> None:
         """Wait until everything up to ``last_id`` (or, of gathered messages, to an id with that end) was read and,
@@ -208,28 +127,25 @@ class Rig:
             is_done = facts[b"last-delivered-id"].endswith(last_id) and facts[b"pending"] == held
             return "" if is_done else f"not done: {facts}"
 
-        self._wait(left, _DONE_S, patience_s)
+        self.wait(left, _DONE_S, patience_s)
 
-    def _wait(self, trouble: Callable[[], str], every_s: float, within_s: float = _READY_S) -> None:
+    def wait(self, trouble: Callable[[], str], every_s: float, within_s: float = _READY_S) -> None:
         deadline_s = time.monotonic() + within_s
         while problem := trouble():
             if time.monotonic() > deadline_s:
-                raise BenchFailed(f"{problem}, after {within_s:.0f} s; the programs' logs are above")
+                raise BenchFailed(f"{problem}, after {within_s:.0f} s")
             self.check()
             time.sleep(every_s)
 
     def cpu(self) -> dict[str, float]:
-        seconds = {"master": 0.0, "consumers": 0.0, "redis": cpu_seconds(self._redis.pid)}
-        for name, program in self._programs.items():
-            if name != "sender":
-                seconds["master" if name.startswith("master") else "consumers"] += cpu_seconds(program.pid)
+        seconds = {"master": 0.0, "consumers": 0.0, "redis": 0.0}
+        for name, pid in self.pids().items():
+            part = name.partition("-")[0]
+            seconds[part if part in seconds else "consumers"] += cpu_seconds(pid)
         return seconds
 
-    def pids(self) -> dict[str, int]:
-        return {name: program.pid for name, program in self._programs.items()}
-
     def memory(self) -> dict[str, float]:
-        return {name: round(rss_mib(pid), 1) for name, pid in (self.pids() | {"redis": self._redis.pid}).items()}
+        return {name: round(rss_mib(pid), 1) for name, pid in self.pids().items()}
 
     def redis_version(self) -> str:
         return redis_version(self.link)
@@ -238,9 +154,36 @@ class Rig:
         """Add one message per ticket; return the last id."""
         last = b""
         for at in range(0, len(tickets), 1000):
-            commands = [("XADD", STREAM, "*", "ticket_id", one, "body", payload) for one in tickets[at : at + 1000]]
-            last = self.link.all_of(commands)[-1]
+            self.check()
+            some = tickets[at : at + 1000]
+            last = self.link.all_of([("XADD", STREAM, "*", "ticket_id", one, "body", payload) for one in some])[-1]
         return last
+
+
+@contextlib.contextmanager
+def _system(
+    consumers: int, handler: str, no_aof: bool, environ: Mapping[str, str], is_held: bool = False
+) -> Iterator[System]:
+    """Run one master and the consumers, as `usher up` does, until the block ends, or a signal asks us to end.
+    ``is_held``: no master leads before ``release``."""
+    asked = {"masters": 1, "consumers": consumers, "handler": f"usher.deploy.bench.handlers:{handler}"}
+    asked |= {"ticket_stream": STREAM, "group": GROUP, "log_level": "warning"}
+    asked |= {"redis_server": os.environ.get(SERVER_VARIABLE, "")}
+    with (
+        tempfile.TemporaryDirectory(prefix="usher-bench-", ignore_cleanup_errors=True) as folder,
+        StopRequest() as stop,
+    ):
+        try:
+            with trial(Path(folder), stop, lambda _: None, environ, **asked) as (running, link):
+                if no_aof:
+                    link.call("CONFIG", "SET", "appendonly", "no")
+                system = System(link, Keys(STREAM, GROUP), running.pids, stop.check)
+                if is_held:
+                    system.hold()
+                    system.wait(lambda: "a master leads" * somebody_leads(running.settings.urls), 0.05)
+                yield system
+        except StopAsked:
+            sys.exit(stop.exit_code)
 
 
 def redis_version(link: Link) -> str:
@@ -248,12 +191,12 @@ def redis_version(link: Link) -> str:
 
 
 @contextlib.contextmanager
-def bare_consumers(rig: Rig, start: str, count: int, lasts: bool) -> Iterator[list[Connection]]:
-    """Start so many bare consumers (``consume``), and end them at the exit. Yields a way to each, once all are
-    connected."""
-    rig.link.call("XGROUP", "CREATE", STREAM, _BARE_GROUP, start)
+def bare_consumers(system: System, stream: str, count: int, lasts: bool) -> Iterator[list[Connection]]:
+    """Start so many bare consumers (``consume``) of a stream, and end them at the exit. Yields a way to each, once all
+    are connected."""
+    system.link.call("XGROUP", "CREATE", stream, _BARE, "0", "MKSTREAM")
     spawn, pipes = multiprocessing.get_context("spawn"), [multiprocessing.Pipe() for _ in range(count)]
-    own = [(rig.url, STREAM, _BARE_GROUP, f"b{number}", theirs, lasts) for number, (_, theirs) in enumerate(pipes)]
+    own = [(system.url, stream, _BARE, f"b{number}", theirs, lasts) for number, (_, theirs) in enumerate(pipes)]
     workers = [spawn.Process(target=consume, args=args, daemon=True) for args in own]
     for worker, (_, theirs) in zip(workers, pipes, strict=True):
         worker.start()
@@ -266,16 +209,16 @@ def bare_consumers(rig: Rig, start: str, count: int, lasts: bool) -> Iterator[li
         for worker in workers:
             worker.kill()
             worker.join()
-        rig.link.call("XGROUP", "DESTROY", STREAM, _BARE_GROUP)
+        system.link.call("XGROUP", "DESTROY", stream, _BARE)
 
 
-def floor_seconds(rig: Rig, processes: int, count: int) -> float:
+def floor_seconds(system: System, processes: int, count: int) -> float:
     """Measure the raw floor: ``processes`` processes, XREADGROUP > COUNT 500, one XACK per batch, no order at all.
     Returns the seconds for ``count`` entries.
 
     The clock runs from when all processes are connected until the last one has acknowledged its last batch.
     """
-    with bare_consumers(rig, "0", processes, lasts=False) as workers:
+    with bare_consumers(system, STREAM, processes, lasts=False) as workers:
         began = time.monotonic()
         for worker in workers:
             worker.send("go")
@@ -291,13 +234,7 @@ _PATIENCE_S = 300.0
 
 
 def measure_throughput(
-    messages: int,
-    tickets: int,
-    payload: int,
-    consumers: int,
-    no_aof: bool,
-    no_run_log: bool,
-    environ: Mapping[str, str],
+    messages: int, tickets: int, payload: int, consumers: int, no_aof: bool, no_run_log: bool
 ) -> dict[str, Any]:
     """Run once: the raw floor, then the system, on the same stream of ``messages`` that is there before the clock
     starts.
@@ -305,13 +242,11 @@ def measure_throughput(
     The clock runs from the first entry read to the last one acknowledged (the pending list is empty).
     """
     names = zipf_tickets(messages, tickets, _SEED)
-    with Rig(not no_aof, environ) as rig:
-        last_id = rig.fill(names, b"x" * payload)
-        floor_s = floor_seconds(rig, consumers, messages)
-        rig.stream.create_group(b"0-0")
-        run_log = {"USHER_RUN_LOG_LENGTH": "0" if no_run_log else "1000"}
-        rig.start_programs(consumers, "usher.deploy.bench.handlers:noop", run_log)
-        seconds, cpu = seconds_for(rig, last_id)
+    run_log = {"USHER_RUN_LOG_LENGTH": "0" if no_run_log else "1000"}
+    with _system(consumers, "noop", no_aof, run_log, is_held=True) as system:
+        last_id = system.fill(names, b"x" * payload)
+        floor_s = floor_seconds(system, consumers, messages)
+        seconds, cpu = seconds_for(system, last_id)
         return {
             "messages": messages,
             "tickets": tickets,
@@ -324,85 +259,84 @@ def measure_throughput(
             "ratio": round(floor_s / seconds, 4),
             "seconds": round(seconds, 3),
             "cpu_seconds": cpu,
-            "rss_mib": rig.memory(),
-            "redis": rig.redis_version(),
+            "rss_mib": system.memory(),
+            "redis": system.redis_version(),
         }
 
 
-def seconds_for(rig: Rig, last_id: bytes, first: bytes = b"0-0", held: int = 0) -> tuple[float, dict[str, float]]:
+def seconds_for(system: System, last_id: bytes, first: bytes = b"0-0", held: int = 0) -> tuple[float, dict[str, float]]:
     """Release the programs; return the seconds until all above ``first`` up to ``last_id`` is done, except ``held``,
     and the CPU seconds that it took."""
-    before = rig.cpu()
-    rig.release()
-    rig.wait_until_begun(first)
+    before = system.cpu()
+    system.release()
+    system.wait_until_begun(first)
     began = time.monotonic()
-    rig.wait_until_done(last_id, _PATIENCE_S, held)
-    seconds, after = time.monotonic() - began, rig.cpu()
-    if rig.link.call("XLEN", rig.keys.dead):
+    system.wait_until_done(last_id, _PATIENCE_S, held)
+    seconds, after = time.monotonic() - began, system.cpu()
+    if system.link.call("XLEN", system.keys.dead):
         raise BenchFailed("messages became dead letters")
     return seconds, {name: round(after[name] - before[name], 2) for name in after}
 
 
-def warm_up(rig: Rig, payload: int) -> None:
+def warm_up(system: System, payload: int) -> None:
     """Send messages that are not measured, until all of them are done: to all consumers, by the same way as the
     measured ones. Ask each for its health, as a master does a few seconds after the start: that makes its page."""
     tickets = [b"%s-%d" % (WARM, number % 40) for number in range(200)]
-    rig.wait_until_done(send_on_schedule(rig, tickets, b"x" * payload, 200.0), 60.0)
-    for stored in rig.link.call("HVALS", rig.keys.consumers):
+    system.wait_until_done(send_on_schedule(system, tickets, b"x" * payload, 200.0), 60.0)
+    for stored in system.link.call("HVALS", system.keys.consumers):
         urlopen(parse(b"", stored).health_url, timeout=60.0).close()
 
 
 def send_on_schedule(
-    rig: Rig, names: list[bytes], payload: bytes, rate: float, idle: Callable[[float], object] = time.sleep
+    system: System,
+    names: list[bytes],
+    payload: bytes,
+    rate: float,
+    idle: Callable[[float], object] = time.sleep,
+    stream: str = STREAM,
 ) -> bytes:
     """Send message i at i / rate, however slow the system is; a late message is sent at once, with its due time.
     ``idle`` is called in between, with the seconds that are left until then."""
     began_ns = time.time_ns()
     sent, last = 0, b""
     while sent < len(names):
+        system.check()
         due = min(len(names), int((time.time_ns() - began_ns) / 1e9 * rate) + 1)
         if due <= sent:
             idle(min(0.05, max(0.0, sent / rate - (time.time_ns() - began_ns) / 1e9)))
             continue
         commands = [
-            ("XADD", STREAM, "*", "ticket_id", names[at], DUE_FIELD, began_ns + int(at / rate * 1e9), "body", payload)
+            ("XADD", stream, "*", "ticket_id", names[at], DUE_FIELD, began_ns + int(at / rate * 1e9), "body", payload)
             for at in range(sent, due)
         ]
-        sent, last = due, rig.link.all_of(commands)[-1]
+        sent, last = due, system.link.all_of(commands)[-1]
     return last
 
 
 def measure_latency(
-    rate: float, seconds: float, tickets: int, payload: int, consumers: int, no_aof: bool, environ: Mapping[str, str]
+    rate: float, seconds: float, tickets: int, payload: int, consumers: int, no_aof: bool
 ) -> dict[str, Any]:
-    """Run once: messages on an open-loop schedule; the wait counts from a message's due time to the start of its
-    handler. Then, the system having ended, the same schedule once more to as many bare consumers
-    (``consume``)."""
-    count = int(rate * seconds)
+    """Run once: messages on an open-loop schedule to as many bare consumers (``consume``), on a stream of their own;
+    then the same schedule to the system. The wait counts from a message's due time to the start of its handler."""
+    count, body = int(rate * seconds), b"x" * payload
     names = zipf_tickets(count, tickets, _SEED)
-    with Rig(not no_aof, environ) as rig:
-        waits_folder = rig.folder / "waits"
-        waits_folder.mkdir()
-        rig.stream.create_group(b"0-0")
-        rig.start_programs(consumers, "usher.deploy.bench.handlers:timed", {FOLDER_VARIABLE: str(waits_folder)})
-        rig.release()
-        warm_up(rig, payload)
-        cpu_before, began = rig.cpu(), time.monotonic()
-        last_id = send_on_schedule(rig, names, b"x" * payload, rate)
-        rig.wait_until_done(last_id, 60.0)
-        took = time.monotonic() - began
-        cpu_after = rig.cpu()
-        rig.end_programs()
-        with bare_consumers(rig, "$", consumers, lasts=True) as workers:
+    with (
+        tempfile.TemporaryDirectory(prefix="usher-bench-") as waits_folder,
+        _system(consumers, "timed", no_aof, {FOLDER_VARIABLE: waits_folder}) as system,
+    ):
+        with bare_consumers(system, _BARE, consumers, lasts=True) as workers:
             for worker in workers:
                 worker.send("go")
-            send_on_schedule(rig, names, b"x" * payload, rate)
+            send_on_schedule(system, names, body, rate, stream=_BARE)
             time.sleep(1.0)
             for worker in workers:
                 worker.send("end")
             bare = _figures([wait for worker in workers for wait in worker.recv()], count)
-        version = rig.redis_version()
-        waits = _figures(read_waits(waits_folder), count)
+        warm_up(system, payload)
+        cpu_before, began = system.cpu(), time.monotonic()
+        system.wait_until_done(send_on_schedule(system, names, body, rate), 60.0)
+        took, cpu_after = time.monotonic() - began, system.cpu()
+        version, waits = system.redis_version(), _figures(read_waits(Path(waits_folder)), count)
     return {
         "messages": count,
         "rate": rate,
@@ -466,7 +400,7 @@ def throughput(runs: int, as_json: bool, **asked: Any) -> None:
     """Measure messages per second with a handler that does nothing, and the raw floor (2 processes, XREADGROUP + XACK,
     no order) beside it."""
     headline = ("messages_per_second", "floor_per_second", "ratio")
-    report(lambda: measure_throughput(environ=os.environ, **asked), runs, headline, as_json)
+    report(lambda: measure_throughput(**asked), runs, headline, as_json)
 
 
 @bench.command()
@@ -482,42 +416,15 @@ def latency(runs: int, as_json: bool, **asked: Any) -> None:
     """Measure the time from XADD (when it was due) to the start of the handler, at a fixed rate, and beside it the time
     to bare consumers (XREADGROUP BLOCK, no order) of the same Redis."""
     headline = ("p50_ms", "p99_ms", "bare_p50_ms", "bare_p99_ms", "p99_ratio")
-    report(lambda: measure_latency(environ=os.environ, **asked), runs, headline, as_json)
-
-
-@contextlib.contextmanager
-def _leaving_no_program() -> Iterator[None]:
-    """End what was started, also when a signal ends us: it comes at any line, perhaps before somebody has written down
-    what was just started, or within a destructor, where its exception is lost: then the run fails for want of its
-    programs."""
-
-    def kill() -> None:
-        for program in family(os.getpid())[1:]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                program.kill()
-
-    def end(number: int, frame: object) -> None:
-        kill()
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
-        kill()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    report(lambda: measure_latency(**asked), runs, headline, as_json)
 
 
 def report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str], as_json: bool) -> None:
     document: dict[str, Any] = {"machine": facts(""), "runs": []}
     try:
-        with _leaving_no_program():
-            for number in range(1, count + 1):
-                click.echo(f"usher: run {number} of {count}", err=True)
-                document["runs"].append(run())
+        for number in range(1, count + 1):
+            click.echo(f"usher: run {number} of {count}", err=True)
+            document["runs"].append(run())
     except BenchFailed as failed:
         click.echo(f"usher: {failed}", err=True)
         sys.exit(1)

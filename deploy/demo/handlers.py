@@ -34,6 +34,8 @@ import functools
 import itertools
 import os
 import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,9 +44,6 @@ from usher.common.base.log import event
 
 if TYPE_CHECKING:
     from usher.consumer.handlers.message import Message
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 
 SUFFIX = ".records"
 
@@ -137,52 +136,9 @@ _MOST_EXAMPLES = 10
 _NEVER_NS = 1 << 63
 
 
-@dataclass(frozen=True)
-class DemoVerdict:
-    """The outcome of a demo run. ``consumers``: messages that each was the first to finish, and tickets of which it ran
-    a message; ``examples`` are sentences about the first few problems."""
-
-    sent: int
-    handled: int
-    tickets: int
-    lost: int
-    duplicates: int
-    order_violations: int
-    overlaps: int
-    dead_letters: int
-    unexpected: int
-    unacknowledged: int
-    seconds: float
-    consumers: list[dict[str, Any]]
-    repeats_allowed: bool
-    examples: list[str]
-
-    @property
-    def messages_per_second(self) -> float:
-        return round(self.handled / self.seconds, 1) if self.seconds > 0 else 0.0
-
-    @property
-    def clean(self) -> bool:
-        """Return True when the promise held. Repeats are part of it when a consumer was killed, and only then."""
-        broken = self.lost or self.order_violations or self.overlaps or self.dead_letters or self.unexpected
-        is_done = not broken and not self.unacknowledged and self.handled == self.sent
-        return is_done and (self.repeats_allowed or self.duplicates == 0)
-
-    def document(self) -> dict[str, Any]:
-        document = asdict(self) | {"messages_per_second": self.messages_per_second, "seconds": round(self.seconds, 3)}
-        document.pop("repeats_allowed")
-        return document | {"clean": self.clean}
-
-
-class _Findings:
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.examples: list[str] = []
-
-    def note(self, kind: str, text: str) -> None:
-        self.counts[kind] += 1
-        if len(self.examples) < _MOST_EXAMPLES:
-            self.examples.append(text)
+#: Problem of a run, and its text.
+_Finding = tuple[str, str]
+_PROBLEMS = ("lost", "order_violations", "overlaps", "dead_letters", "unexpected")
 
 
 def judge(
@@ -193,52 +149,54 @@ def judge(
     dead: Mapping[str, str] | None = None,
     killed_ns: Mapping[int, int] | None = None,
     unacknowledged: int = 0,
-) -> DemoVerdict:
+) -> dict[str, Any]:
     """Judge a run.
 
     ``sent``: (stream id, ticket) in the order of the stream. ``dead``: stream id and reason of each dead letter.
-    ``killed_ns``: times of deliberate kills (CLOCK_MONOTONIC), by process id.
-    ``unacknowledged``: entries still pending at the end.
+    ``killed_ns``: times of deliberate kills (CLOCK_MONOTONIC), by process id; repeats are then allowed.
+    ``unacknowledged``: entries still pending at the end. Of the verdict, ``consumers`` are messages that each was the
+    first to finish, and tickets of which it ran a message; ``examples`` tell the first few problems.
     """
     killed_ns, dead = killed_ns or {}, dead or {}
     place = {stream_id: index for index, (stream_id, _) in enumerate(sent)}
-    found = _Findings()
+    found: list[_Finding] = []
     ours: list[Execution] = []
     by_ticket: dict[str, list[Execution]] = defaultdict(list)
     for run in sorted(executions, key=lambda run: (run.start_ns, run.end_ns or _NEVER_NS)):
         if run.stream_id not in place:
-            found.note("unexpected", f"{run.stream_id} was handled by {run.consumer} but never sent")
+            found.append(("unexpected", f"{run.stream_id} was handled by {run.consumer} but never sent"))
             continue
         ours.append(run)
         ticket = sent[place[run.stream_id]][1]
         if run.ticket != ticket:
             told = f"{run.stream_id} was sent for ticket {ticket!r} and handled as {run.ticket!r}"
-            found.note("order_violations", told)
+            found.append(("order_violations", told))
         by_ticket[ticket].append(run)
     for ticket, history in by_ticket.items():
-        _judge_order(ticket, history, place, found)
-        _judge_overlaps(ticket, history, killed_ns, found)
-    for stream_id, reason in dead.items():
-        found.note("dead_letters", f"{stream_id} became a dead letter: {reason}")
+        found += _out_of_order(ticket, history, place)
+        found += _overlapping(ticket, history, killed_ns)
+    found += [("dead_letters", f"{one} became a dead letter: {reason}") for one, reason in dead.items()]
     finished = {run.stream_id for run in ours if run.end_ns is not None}
-    for stream_id, ticket in sent:
-        if stream_id not in finished and stream_id not in dead:
-            found.note("lost", f"{stream_id} of ticket {ticket!r} was lost")
-    return DemoVerdict(
-        sent=len(sent),
-        handled=len(finished),
-        tickets=len({ticket for _, ticket in sent}),
-        **{kind: found.counts[kind] for kind in ("lost", "order_violations", "overlaps", "dead_letters", "unexpected")},
-        duplicates=len(ours) - len({run.stream_id for run in ours}),
-        unacknowledged=unacknowledged,
-        seconds=seconds,
-        consumers=_shares(ours),
-        repeats_allowed=bool(killed_ns),
-        examples=found.examples,
-    )
+    over = finished | dead.keys()
+    found += [("lost", f"{one} of ticket {ticket!r} was lost") for one, ticket in sent if one not in over]
+    counts, duplicates = Counter(kind for kind, _ in found), len(ours) - len({run.stream_id for run in ours})
+    is_clean = not found and not unacknowledged and len(finished) == len(sent)
+    return {
+        "sent": len(sent),
+        "handled": len(finished),
+        "tickets": len({ticket for _, ticket in sent}),
+        **{kind: counts[kind] for kind in _PROBLEMS},
+        "duplicates": duplicates,
+        "unacknowledged": unacknowledged,
+        "seconds": round(seconds, 3),
+        "messages_per_second": round(len(finished) / seconds, 1) if seconds > 0 else 0.0,
+        "consumers": _shares(ours),
+        "examples": [text for _, text in found[:_MOST_EXAMPLES]],
+        "clean": is_clean and (bool(killed_ns) or not duplicates),
+    }
 
 
-def _judge_order(ticket: str, history: Sequence[Execution], place: Mapping[str, int], found: _Findings) -> None:
+def _out_of_order(ticket: str, history: Sequence[Execution], place: Mapping[str, int]) -> Iterator[_Finding]:
     started: set[str] = set()
     furthest, previous, highest_fence, fence_before = -1, -1, -1, -1
     for run in history:
@@ -251,18 +209,18 @@ def _judge_order(ticket: str, history: Sequence[Execution], place: Mapping[str, 
         elif run.fence < highest_fence:
             wrong = f"started under fencing token {run.fence} when {highest_fence} had been there"
         if wrong:
-            found.note("order_violations", f"{run.stream_id} of ticket {ticket!r} on {run.consumer} {wrong}")
+            yield "order_violations", f"{run.stream_id} of ticket {ticket!r} on {run.consumer} {wrong}"
         started.add(run.stream_id)
         furthest, previous = max(furthest, at), at
         highest_fence, fence_before = max(highest_fence, run.fence), run.fence
 
 
-def _judge_overlaps(ticket: str, history: Sequence[Execution], killed_ns: Mapping[int, int], found: _Findings) -> None:
+def _overlapping(ticket: str, history: Sequence[Execution], killed_ns: Mapping[int, int]) -> Iterator[_Finding]:
     busy_until, busy_with = -1, ""
     for run in history:
         if run.start_ns < busy_until:
             told = f"{run.stream_id} of ticket {ticket!r} on {run.consumer} started while {busy_with} was running"
-            found.note("overlaps", told)
+            yield "overlaps", told
         end_ns = run.end_ns if run.end_ns is not None else max(killed_ns.get(run.pid, _NEVER_NS), run.start_ns)
         if end_ns > busy_until:
             busy_until, busy_with = end_ns, f"{run.stream_id} on {run.consumer}"

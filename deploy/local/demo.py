@@ -25,27 +25,23 @@ from usher.common.cli.progress import progress
 from usher.common.cli.send import CsvSource, incidents, paced
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.embedded import free_port
 from usher.common.redis.replies import TicketStream
-from usher.common.runtime.settings import load, takes_json
+from usher.common.runtime.settings import takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.common.sending.producer import Outgoing, Producer
 from usher.deploy.demo.handlers import (
     FOLDER_VARIABLE,
     SUFFIX,
     WORK_VARIABLE,
-    DemoVerdict,
     count_ended,
     executions,
     judge,
 )
-from usher.deploy.local.up import LocalSettings, Supervision, plan
+from usher.deploy.local.up import trial
 from usher.master.cli.shared import console, table
 
 _HANDLER = "usher.deploy.demo.handlers:record"
 _MASTERS = 2
-#: Seconds between two checks: supervisord takes some 0.1 s to answer; asked per batch it would slow the whole demo.
-_WATCH_EVERY_S = 1.0
 
 
 @click.command()
@@ -67,21 +63,12 @@ _WATCH_EVERY_S = 1.0
 )
 @option("--keep", "Keep the temporary folder with logs and records.", is_flag=True)
 @takes_json
-def demo(
-    csv_path: str | None,
-    key: str | None,
-    messages: int | None,
-    tickets: int,
-    consumers: int,
-    seed: int,
-    work_ms: float,
-    **flags: bool,
-) -> None:
+def demo(csv_path: str | None, key: str | None, messages: int | None, tickets: int, seed: int, **asked: Any) -> None:
     """Start Redis, masters and consumers in a temporary folder, send a workload, and check what happened to every
     message. Settings from the environment are not used, and no running Usher or Redis is touched."""
     if (csv_path is None) != (key is None):
         raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
-    with _temporary_folder(flags["keep"]) as folder:
+    with _temporary_folder(asked["keep"]) as folder:
         count = messages or 20_000
         if csv_path is not None:
             csv_path, count = _readable(folder, csv_path, key or "", messages)
@@ -92,7 +79,7 @@ def demo(
             StopRequest() as stop,
         ):
             try:
-                flow = Flow(folder, count, consumers, work_ms, flags["kill"], stop)
+                flow = Flow(folder, count, asked["consumers"], asked["work_ms"], asked["kill"], stop)
                 verdict = flow.run(itertools.islice(rows, count))
             except (StopAsked, UsherError, CommandRefused) as problem:
                 if stop.asked:  # any other problem is a consequence of the stop
@@ -102,11 +89,11 @@ def demo(
                     raise
                 click.echo(f"usher: the demo failed: {problem}", err=True)
                 sys.exit(2)  # 1 is a verdict
-    if flags["as_json"]:
-        click.echo(json_line(verdict.document()))
+    if asked["as_json"]:
+        click.echo(json_line(verdict))
     else:
         _print_demo_verdict(verdict, flow.killed)
-    sys.exit(0 if verdict.clean else 1)
+    sys.exit(0 if verdict["clean"] else 1)
 
 
 @contextlib.contextmanager
@@ -148,37 +135,25 @@ class Flow:
     ) -> None:
         self._records = folder / "records"
         self._records.mkdir()
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
-        clean |= {FOLDER_VARIABLE: str(self._records), WORK_VARIABLE: str(work_ms)}
-        asked: dict[str, Any] = {"state_dir": folder, "consumers": consumers, "masters": _MASTERS}
-        asked |= {"port": free_port(_MASTERS), "handler": _HANDLER}
-        self._plan, self._count, self._stop = plan(load(LocalSettings, {}, asked), clean), count, stop
-        self._running = Supervision(self._plan)
+        environ = {FOLDER_VARIABLE: str(self._records), WORK_VARIABLE: str(work_ms)}
+        asked = {"consumers": consumers, "masters": _MASTERS, "handler": _HANDLER}
+        self._trial, self._count, self._stop = trial(folder, stop, _say, environ, **asked), count, stop
         self._kill_at = count // 2 if kills else math.inf
         self._sent: list[tuple[str, str]] = []
         self._killed_ns: dict[int, int] = {}
         self.killed = ""
         self._ended = 0
-        self._looked_s = self._watched_s = 0.0
+        self._looked_s = 0.0
 
-    def run(self, messages: Iterable[Outgoing]) -> DemoVerdict:
-        settings = self._plan.settings
-        keys = Keys(settings.work_stream, settings.group)
-        with progress() as self._show:
-            try:
-                self._stop.check()
-                self._running.start()
-                self._running.start_all(self._stop.check, _say)
-                _say(f"watch it at {settings.urls[0]}/ while it lasts")
-                _say(f"sending {self._count:,} messages")
-                with Link(self._plan.redis_url, "usher:demo") as link:
-                    producer = Producer(link, keys.stream, settings.ticket_field, patience_s=0)
-                    return self._verdict(link, keys, producer, messages)
-            finally:
-                _say("stopping")
-                self._running.stop(lambda: self._stop.insists)
+    def run(self, messages: Iterable[Outgoing]) -> dict[str, Any]:
+        with progress() as self._show, self._trial as (running, link):
+            settings = running.settings
+            _say(f"watch it at {settings.urls[0]}/ while it lasts")
+            _say(f"sending {self._count:,} messages")
+            keys = Keys(settings.work_stream, settings.group)
+            return self._verdict(link, keys, Producer(link, keys.stream, settings.ticket_field, patience_s=0), messages)
 
-    def _verdict(self, link: Link, keys: Keys, producer: Producer, messages: Iterable[Outgoing]) -> DemoVerdict:
+    def _verdict(self, link: Link, keys: Keys, producer: Producer, messages: Iterable[Outgoing]) -> dict[str, Any]:
         began_ns = time.monotonic_ns()
         for batch in paced(messages):
             sent = producer.send_many(batch)
@@ -198,9 +173,6 @@ class Flow:
 
     def _look(self) -> None:
         self._stop.check()
-        if time.monotonic() - self._watched_s >= _WATCH_EVERY_S:
-            self._running.watch()
-            self._watched_s = time.monotonic()
         if time.monotonic() - self._looked_s < _POLL_S:
             return
         self._looked_s, self._ended = time.monotonic(), count_ended(self._records)
@@ -247,28 +219,29 @@ def _say(what: str) -> None:
     click.echo(f"usher: {what}", err=True)
 
 
-def _print_demo_verdict(verdict: DemoVerdict, killed: str) -> None:
-    document, screen = verdict.document(), console()
+def _print_demo_verdict(verdict: dict[str, Any], killed: str) -> None:
+    screen, is_clean = console(), verdict["clean"]
     names = ("sent", "handled", "tickets", "lost", "duplicates", "order_violations", "overlaps", "dead_letters")
-    counts = [(name.replace("_", " "), f"{document[name]:,}") for name in names]
+    counts = [(name.replace("_", " "), f"{verdict[name]:,}") for name in names]
     shares = [
         (share["name"] + " (killed once)" * (share["name"] == killed), f"{share['handled']:,}", f"{share['tickets']:,}")
-        for share in verdict.consumers
+        for share in verdict["consumers"]
     ]
     screen.print(table("usher demo", ("", "number"), counts, ("number",)))
     screen.print(table("", ("consumer", "handled", "tickets"), shares, ("handled", "tickets")))
-    for example in verdict.examples:
+    for example in verdict["examples"]:
         click.echo(f"  {escape_control(example)}")
-    if verdict.unacknowledged or verdict.unexpected:
-        click.echo(f"  {verdict.unacknowledged:,} never acknowledged, {verdict.unexpected:,} never sent but handled")
-    speed = f"{verdict.handled:,} messages in {verdict.seconds:.1f} s ({verdict.messages_per_second:,.0f}/s)"
+    if verdict["unacknowledged"] or verdict["unexpected"]:
+        told = "  {unacknowledged:,} never acknowledged, {unexpected:,} never sent but handled"
+        click.echo(told.format_map(verdict))
     repeats = (
-        f"; {verdict.duplicates:,} executions were repeats after the kill, in order" if verdict.clean and killed else ""
+        f"; {verdict['duplicates']:,} executions were repeats after the kill, in order" if is_clean and killed else ""
     )
     said = (
         "clean: nothing lost, every ticket in order, one at a time"
-        if verdict.clean
+        if is_clean
         else "NOT CLEAN (run it again with --keep to look at logs and records)"
     )
-    verdict_of = f"[bold {'green' if verdict.clean else 'red'}]Verdict: {said}[/]{repeats}. {speed}"
-    screen.print(verdict_of, soft_wrap=True)
+    speed = "{handled:,} messages in {seconds:.1f} s ({messages_per_second:,.0f}/s)".format_map(verdict)
+    colour = "green" if is_clean else "red"
+    screen.print(f"[bold {colour}]Verdict: {said}[/]{repeats}. {speed}", soft_wrap=True)

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -86,22 +85,49 @@ Given by root, and with users usher-redis, usher-master and usher-consumer on th
 """
 
 
-@dataclass(frozen=True)
 class Host:
     """A host and its programs. ``settings``: of usher.env, secrets included. ``masters``, ``consumers``: URLs of
     those that run here, by name. ``users``: of the machine, by role; empty: all run as who gives the command.
     ``project``: where consumers run; None: in ``folder``."""
 
-    folder: Path
-    roles: Sequence[str]
-    address: str
-    settings: Mapping[str, str]
-    masters: Mapping[str, str]
-    consumers: Mapping[str, str]
-    drain_seconds: float
-    stop_seconds: int
-    users: Mapping[str, str]
-    project: Path | None
+    def __init__(
+        self, folder: Path, asked: Sequence[str], host: str, consumers: int, handler: str, environ: Mapping[str, str]
+    ) -> None:
+        """Find out what will run. Raises StartRefused or SettingsError naming the setting or flag."""
+        self.folder, self.address = folder, host.strip("[]")
+        _check_place(folder, self.address)
+        given = {name: value for name, value in environ.items() if value and name.startswith(PREFIX)}
+        self.settings = settings = {name: value for name, value in given.items() if name not in _NOT_SHARED}
+        settings |= {name: str(Path(settings[name]).expanduser().absolute()) for name in _PATHS if name in settings}
+        local = load(LocalSettings, settings)
+        self.drain_seconds, self.stop_seconds = local.drain_seconds, local.stop_seconds
+        at, self.scheme = f"[{self.address}]" if ":" in self.address else self.address, _scheme(settings)
+        redis_at = f"{at}:{local.redis_port or _REDIS_PORT}"
+        self.roles = _roles(asked, settings.get("USHER_REDIS_URL", ""), redis_at)
+        settings |= {"USHER_STATE_DIR": str(folder / "state"), "USHER_HANDLER": handler}
+        paths = [str(Path(part).absolute()) for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+        if paths:
+            settings["PYTHONPATH"] = os.pathsep.join(paths)  # programs run in another folder
+        if "redis" in self.roles:  # no older server reads its files: a restored backup needs the same one
+            settings[SERVER_VARIABLE] = str(find_redis_server(settings.get(SERVER_VARIABLE, "")))
+        if "master" in self.roles:
+            urls = [f"{self.scheme}://{at}:{port}" for port in (local.port, local.port + 1)]
+            settings.setdefault("USHER_MASTER_URLS", ",".join(urls))
+            if not is_loopback(f"{at}:1") and "USHER_HEALTH_HOSTS" not in settings:
+                if "consumer" not in self.roles:
+                    raise StartRefused(
+                        "USHER_HEALTH_HOSTS is not set: name the consumers' hosts or network: 10.0.0.0/24"
+                    )
+                settings["USHER_HEALTH_HOSTS"] = f"127.0.0.1,::1,{self.address}"
+        settings |= _secrets(folder, self.roles, redis_at, settings, environ)
+        _check(settings, self.roles)
+        self.users = _users(self.roles)
+        self.masters = _own_masters(settings, self.address) if "master" in self.roles else {}
+        prefix = "consumer" if at == "127.0.0.1" else re.sub(r"[^A-Za-z0-9.-]", "-", self.address).strip("-")
+        numbers = range(consumers if "consumer" in self.roles else 0)
+        first = local.port + _TO_CONSUMERS
+        self.consumers = {f"{prefix}-{one + 1}": f"{self.scheme}://{at}:{first + one}" for one in numbers}
+        self.project = _project_of(handler, paths) if numbers else None
 
     def again(self) -> str:
         words = ["usher", "init-deploy", str(self.folder), "--force", "--host", self.address]
@@ -132,7 +158,6 @@ class Host:
             "programs": [*(["redis"] if "redis" in self.roles else []), *self.masters, *self.consumers],
             "python": sys.executable,
             "redis": urlsplit(self.settings["USHER_REDIS_URL"]),
-            "scheme": _scheme(self.settings),
             "user": psutil.Process().username(),
             "usher": usher_command(),
         }
@@ -190,7 +215,7 @@ class Host:
     is_flag=True,
 )
 def init_deploy(folder: Path, roles: tuple[str, ...], host: str, consumers: int, handler: str, force: bool) -> None:
-    made = plan(folder.absolute(), roles, host, consumers, handler, os.environ)
+    made = Host(folder.absolute(), roles, host, consumers, handler, os.environ)
     files, with_settings = made.files(), f"set -a; . {made.folder / 'usher.env'}; set +a"
     there = [name for name in files if (made.folder / name).exists()]
     if there and not force:
@@ -221,34 +246,7 @@ def init_deploy(folder: Path, roles: tuple[str, ...], host: str, consumers: int,
         sys.exit(1)
 
 
-def plan(
-    folder: Path, asked: Sequence[str], host: str, consumers: int, handler: str, environ: Mapping[str, str]
-) -> Host:
-    """Return what will run. Raises StartRefused or SettingsError naming the setting or flag."""
-    address = host.strip("[]")
-    _check_place(folder, address)
-    settings = {
-        name: value for name, value in environ.items() if value and name.startswith(PREFIX) and name not in _NOT_SHARED
-    }
-    settings |= {name: str(Path(settings[name]).expanduser().absolute()) for name in _PATHS if name in settings}
-    local = load(LocalSettings, settings)
-    at = f"[{address}]" if ":" in address else address
-    scheme = _scheme(settings)
-    redis_at = f"{at}:{local.redis_port or _REDIS_PORT}"
-    roles = _roles(asked, settings.get("USHER_REDIS_URL", ""), redis_at)
-    settings |= {"USHER_STATE_DIR": str(folder / "state"), "USHER_HANDLER": handler}
-    if paths := [str(Path(part).absolute()) for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]:
-        settings["PYTHONPATH"] = os.pathsep.join(paths)  # programs run in another folder
-    if "redis" in roles:  # no older server reads its files: a restored backup needs the same one
-        settings[SERVER_VARIABLE] = str(find_redis_server(settings.get(SERVER_VARIABLE, "")))
-    if "master" in roles:
-        urls = [f"{scheme}://{at}:{port}" for port in (local.port, local.port + 1)]
-        settings.setdefault("USHER_MASTER_URLS", ",".join(urls))
-        if not is_loopback(f"{at}:1") and "USHER_HEALTH_HOSTS" not in settings:
-            if "consumer" not in roles:
-                raise StartRefused("USHER_HEALTH_HOSTS is not set: name the consumers' hosts or network: 10.0.0.0/24")
-            settings["USHER_HEALTH_HOSTS"] = f"127.0.0.1,::1,{address}"
-    settings |= _secrets(folder, roles, redis_at, settings, environ)
+def _check(settings: dict[str, str], roles: Sequence[str]) -> None:
     if roles == ["consumer"]:
         settings.pop("USHER_TOKENS_FILE", None)
     missing = [name for name in ("USHER_REDIS_URL", "USHER_API_TOKEN", "USHER_MASTER_URLS") if not settings.get(name)]
@@ -261,25 +259,14 @@ def plan(
         raise SettingsError([f"{name} has a quote or a line break, which cannot stand in usher.env" for name in odd])
     if problems := problems_of_programs(settings):
         raise SettingsError(problems)
+
+
+def _project_of(handler: str, paths: Sequence[str]) -> Path | None:
+    """Return this folder if the handler's module is here. Consumers then run in it, as in `usher up`; it is no part of
+    PYTHONPATH, which comes before Python's own modules: a project's queue.py would break every program."""
     module, here = handler.partition(":")[0].partition(".")[0], Path.cwd()
-    # The folder they run in, as in `usher up`, and no part of PYTHONPATH, which comes before Python's own modules: a
-    # project's queue.py would break every program.
     is_here = module != "usher" and any((here / name).exists() for name in (module, f"{module}.py"))
-    is_here = is_here and not _ODD.search(str(here))
-    prefix = "consumer" if address == "127.0.0.1" else re.sub(r"[^A-Za-z0-9.-]", "-", address).strip("-")
-    count = consumers if "consumer" in roles else 0
-    return Host(
-        folder,
-        roles,
-        address,
-        settings,
-        _own_masters(settings, address) if "master" in roles else {},
-        {f"{prefix}-{number + 1}": f"{scheme}://{at}:{local.port + _TO_CONSUMERS + number}" for number in range(count)},
-        local.drain_seconds,
-        local.stop_seconds,
-        _users(roles),
-        here if count and is_here and str(here) not in paths else None,
-    )
+    return here if is_here and not _ODD.search(str(here)) and str(here) not in paths else None
 
 
 def _check_place(folder: Path, address: str) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import http.client
 import os
 import select
 import shlex
@@ -23,7 +22,7 @@ import time
 import warnings
 import xmlrpc.client
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,10 +37,10 @@ from usher.common.base.clock import wall_ms
 from usher.common.base.durations import option
 from usher.common.base.errors import SettingsError, StartRefused, UsherError
 from usher.common.base.log import redacted
-from usher.common.base.text import pluralize
+from usher.common.base.text import escape_control, pluralize
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
 from usher.common.http.serve import check_address
-from usher.common.redis.client import check_reachable
+from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.embedded import free_port, prepare
 from usher.common.redis.locate import LocalInstance, announce_instance, find_local_instance
 from usher.common.runtime.fork_guard import end_with_parent
@@ -92,15 +91,50 @@ def environment(
 
 
 class Supervision:
-    """supervisord and its programs, between ``start`` and ``stop``."""
+    """supervisord and its programs, between ``start`` and ``stop``. ``redis_port`` None: Redis is not ours."""
 
-    def __init__(self, made: Plan, locks: Sequence[int] = ()) -> None:
-        """``locks``: descriptors that supervisord holds too, for as long as it lives."""
-        self._plan, self._locks, self._stop_seconds = made, locks, made.settings.stop_seconds
-        self._socket = Path(made.environ["USHER_CONTROL_SOCKET"])
+    def __init__(
+        self,
+        settings: LocalSettings,
+        environ: Mapping[str, str],
+        check: Callable[[], None] = lambda: None,
+        locks: Sequence[int] = (),
+    ) -> None:
+        """Check everything that can be wrong. Raises StartRefused or SettingsError naming the setting; nothing runs
+        yet, and nothing can be wrong any more, unless another program takes a port meanwhile.
+
+        ``check`` is called while it takes long, and may raise. ``locks``: descriptors that supervisord holds too, for
+        as long as it lives.
+        """
+        self.settings, self._locks = settings, locks
+        self.folder = folder = settings.state_folder.absolute()
+        if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+            raise StartRefused(
+                f"USHER_STATE_DIR: {folder} is too long for the sockets in it; set one of at most {_LONGEST_FOLDER}"
+                " bytes"
+            )
+        if odd := sorted(_NOT_IN_A_FOLDER & set(str(folder))):
+            raise StartRefused(
+                f"USHER_STATE_DIR: supervisord cannot use a folder with {' '.join(odd)} in its name ({folder}); set"
+                " another one"
+            )
+        for index in range(settings.masters):
+            check_address(f"127.0.0.1:{settings.port + index}", "USHER_PORT")
+        self.redis_url, self.redis_port = settings.redis_url, None
+        if settings.redis_url:
+            check_reachable(settings.redis_url)
+        else:
+            self.redis_port = _redis_port(settings, folder)
+            prepared = prepare(folder, self.redis_port, server=settings.redis_server)
+            os.close(prepared.lock_fd)  # only a check: the server takes the lock itself
+            self.redis_url = prepared.url
+        base = {**_of_programs(environ), **changed_settings(settings), "USHER_HANDLER": settings.handler}
+        self.environ = environment(base, settings, folder, self.redis_port)
+        check_programs(self.environ, check)
+        self._socket = Path(self.environ["USHER_CONTROL_SOCKET"])
         self._process: subprocess.Popen[bytes] | None = None
         self._redis_pid = 0
-        self.logs = Relay(made.state_folder / "logs")
+        self.logs = Relay(folder / "logs")
 
     def start(self) -> None:
         """Start supervisord and wait until it answers. Raises StartRefused."""
@@ -108,7 +142,7 @@ class Supervision:
         with said.open("wb") as output:
             self._process = subprocess.Popen(
                 usher_command("supervisord", str(os.getpid())),
-                env=self._plan.environ,
+                env=self.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -134,23 +168,23 @@ class Supervision:
         ``check`` is called all the time and may raise; ``told`` gets a text on what is being waited for. Raises
         StartRefused when a program cannot start.
         """
-        made, settings = self._plan, self._plan.settings
+        settings = self.settings
         names = [f"consumer-{index + 1}" for index in range(settings.consumers)]
-        up = LocalInstance(made.redis_url, ",".join(settings.urls), os.getpid(), ",".join(names), wall_ms())
-        announce_instance(made.state_folder, up)
+        up = LocalInstance(self.redis_url, ",".join(settings.urls), os.getpid(), ",".join(names), wall_ms())
+        announce_instance(self.folder, up)
         groups: list[tuple[str, str, Callable[[], str]]] = [
             ("master", pluralize(settings.masters, "master"), lambda: _first_trouble(settings)),
             ("consumer", pluralize(settings.consumers, "consumer"), lambda: _missing(set(names), settings)),
         ]
-        if made.redis_port is not None:
-            groups.insert(0, ("redis", "Redis", lambda: _unreachable(made.redis_url)))
-        if made.environ.get("USHER_OUTBOX_URL"):
+        if self.redis_port is not None:
+            groups.insert(0, ("redis", "Redis", lambda: _unreachable(self.redis_url)))
+        if self.environ.get("USHER_OUTBOX_URL"):
             groups.append(("streamer", "the streamer", lambda: self._not_running("streamer")))
         for group, words, trouble in groups:
             told(f"starting {words}")
             self.start_group(group)
             self._wait(group, check, trouble, 60.0 + settings.lease_seconds)
-        announce_instance(made.state_folder, replace(up, starting_since_ms=0))
+        announce_instance(self.folder, replace(up, starting_since_ms=0))
 
     def _not_running(self, group: str) -> str:
         states = [one["statename"] for one in self.states(group)]
@@ -178,7 +212,7 @@ class Supervision:
             states = self.states("redis")
         except SupervisionHangs:
             return  # supervisord is not needed at this moment
-        if self._plan.redis_port is not None and any(one["statename"] == "FATAL" for one in states):
+        if self.redis_port is not None and any(one["statename"] == "FATAL" for one in states):
             raise SupervisionLost(f"Redis does not start any more; its last words:\n{self.logs.last_words('redis')}")
 
     def start_group(self, group: str) -> None:
@@ -200,10 +234,15 @@ class Supervision:
         self._redis_pid = next((one["pid"] for one in told if one["group"] == "redis"), self._redis_pid)
         return [one for one in told if group in ("", one["group"])]
 
+    def pids(self) -> dict[str, int]:
+        return {one["name"]: one["pid"] for one in self.states() if one["pid"]}
+
     @contextlib.contextmanager
     def _rpc(self) -> Iterator[Any]:
+        transport = SupervisorTransport(serverurl=f"unix://{self._socket}")
+        socket.setdefaulttimeout(_ANSWERS_IN_S)  # else it waits as long as supervisord hangs, and Ctrl-C with it
         try:
-            with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=_Transport(self._socket)) as proxy:
+            with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport) as proxy:
                 yield proxy.supervisor
         except (OSError, xmlrpc.client.Error) as trouble:
             if self._process is None or self._process.poll() is not None:
@@ -212,6 +251,8 @@ class Supervision:
             # BlockingIOError: too many calls wait for it already.
             kind = SupervisionHangs if isinstance(trouble, (TimeoutError, BlockingIOError)) else SupervisionLost
             raise kind("supervisord lives but does not answer") from trouble
+        finally:
+            socket.setdefaulttimeout(None)
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """Drain and end everything: consumers first, then masters, then Redis. May be called twice.
@@ -224,7 +265,7 @@ class Supervision:
         if process.poll() is None:
             process.terminate()
         # Each of the three groups has its own time to stop; supervisord kills a program that exceeds it.
-        deadline_s = time.monotonic() + self._stop_seconds + _OTHERS_STOP_S
+        deadline_s = time.monotonic() + self.settings.stop_seconds + _OTHERS_STOP_S
         while process.poll() is None and time.monotonic() < deadline_s and not hurry():
             self._knock()
             time.sleep(_POLL_S)
@@ -243,28 +284,12 @@ class Supervision:
             caller.connect(str(self._socket))
 
     def _end_leftovers(self, session: int, hurry: Callable[[], bool]) -> None:
-        for keep, wait_s in ((self._redis_pid, self._stop_seconds), (0, _TERM_WAIT_S)):
+        for keep, wait_s in ((self._redis_pid, self.settings.stop_seconds), (0, _TERM_WAIT_S)):
             _signal(set(_members(session)) - {keep, session}, signal.SIGTERM)
             deadline_s = time.monotonic() + wait_s
             while set(_members(session)) - {keep, session} and time.monotonic() < deadline_s and not hurry():
                 time.sleep(_POLL_S)
         _signal(_members(session), signal.SIGKILL)
-
-
-class _Transport(SupervisorTransport):
-    """supervisor's own, with a time limit: without one it waits as long as supervisord hangs, and Ctrl-C with it."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(serverurl=f"unix://{path}")
-        self._path = str(path)
-        self._get_connection = self._connected
-
-    def _connected(self) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("localhost")
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(_ANSWERS_IN_S)
-        connection.sock.connect(self._path)
-        return connection
 
 
 @click.command()
@@ -335,17 +360,6 @@ class LocalSettings(CommonSettings):
         return [f"http://127.0.0.1:{self.port + index}" for index in range(self.masters)]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A checked plan: nothing in it can be wrong any more, unless another program takes a port meanwhile."""
-
-    settings: LocalSettings
-    state_folder: Path
-    redis_url: str
-    redis_port: int | None  # None: not ours
-    environ: dict[str, str]
-
-
 @contextlib.contextmanager
 def claimed(state_folder: Path) -> Iterator[int]:
     """Hold the folder; yield the descriptor of its lock, which supervisord is to hold too: its programs drain after
@@ -377,7 +391,7 @@ def local_settings(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Loca
     """Return the settings of ``usher up``. Raises SettingsError naming what is wrong with them and with those of its
     programs, in one message.
 
-    When its own settings are right, those of the programs are checked by ``plan``.
+    When its own settings are right, those of the programs are checked by ``Supervision``.
     """
     try:
         return load(LocalSettings, environ, flags)
@@ -390,36 +404,24 @@ def _of_programs(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in own}
 
 
-def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[], None] = lambda: None) -> Plan:
-    """Check everything that can be wrong. Raises StartRefused or SettingsError naming the setting; nothing runs yet.
-
-    ``check`` is called while it takes long, and may raise.
-    """
-    folder = settings.state_folder.absolute()
-    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
-        raise StartRefused(
-            f"USHER_STATE_DIR: {folder} is too long for the sockets in it; set one of at most {_LONGEST_FOLDER} bytes"
-        )
-    if odd := sorted(_NOT_IN_A_FOLDER & set(str(folder))):
-        raise StartRefused(
-            f"USHER_STATE_DIR: supervisord cannot use a folder with {' '.join(odd)} in its name ({folder}); set"
-            " another one"
-        )
-    for index in range(settings.masters):
-        check_address(f"127.0.0.1:{settings.port + index}", "USHER_PORT")
-    if settings.redis_url:
-        check_reachable(settings.redis_url)
-        redis_url, redis_port = settings.redis_url, None
-    else:
-        redis_port = _redis_port(settings, folder)
-        prepared = prepare(folder, redis_port, server=settings.redis_server)
-        os.close(prepared.lock_fd)  # only a check: the server takes the lock itself
-        redis_url = prepared.url
-    base = _of_programs(environ) | changed_settings(settings)
-    base["USHER_HANDLER"] = settings.handler
-    whole = environment(base, settings, folder, redis_port)
-    check_programs(whole, check)
-    return Plan(settings, folder, redis_url, redis_port, whole)
+@contextlib.contextmanager
+def trial(
+    folder: Path, stop: StopRequest, told: Callable[[str], None], environ: Mapping[str, str], **asked: Any
+) -> Iterator[tuple[Supervision, Link]]:
+    """Run Redis, masters and consumers in ``folder`` until the block ends; no other setting of the environment is used.
+    Raises StopAsked, and what ``Supervision`` raises."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
+    asked |= {"state_dir": folder, "port": free_port(asked["masters"])}
+    running = Supervision(load(LocalSettings, {}, asked), {**clean, **environ})
+    try:
+        stop.check()
+        running.start()
+        running.start_all(stop.check, told)
+        with Link(running.redis_url, "usher:trial") as link:
+            yield running, link
+    finally:
+        told("stopping")
+        running.stop(lambda: stop.insists)
 
 
 def can_prove() -> bool:
@@ -537,7 +539,7 @@ class Relay:
 
     def lines(self) -> list[str]:
         return [
-            self._dressed(path.stem, line)
+            f"{path.stem:<{_WIDTH}} | {escape_control(line, kept=chr(9))}"  # logs may hold text from the network
             for path in sorted(self.folder.glob("*.log"))
             for line in self._news(path)
             if path.stem != "supervisord" or any(word in line for word in _NEWS)
@@ -568,13 +570,6 @@ class Relay:
         except OSError:
             return "it logged nothing"
         return "\n".join(text.splitlines()[-_LAST_LINES:]) or "it logged nothing"
-
-    def _dressed(self, name: str, line: str) -> str:
-        # Logs may hold text from the network: none of its control characters reaches the terminal.
-        plain = "".join(
-            letter if letter.isprintable() or letter == "\t" else "\N{REPLACEMENT CHARACTER}" for letter in line
-        )
-        return f"{name:<{_WIDTH}} | {plain}"
 
 
 #: Most files that are looked at, each second.
@@ -619,17 +614,16 @@ def up(flags: dict[str, Any], reload: bool, proof: bool) -> None:
     with StopRequest() as stop, claimed(settings.state_folder.absolute()) as lock:
         click.echo("usher: checking settings, ports and handler", err=True)
         try:
-            made = plan(settings, os.environ, stop.check)
+            running = Supervision(settings, os.environ, stop.check, (lock,))
         except (StartRefused, StopAsked):
             if stop.asked:  # the checks ended early because of it
                 sys.exit(_asked_code(stop))
             raise
-        sys.exit(_run(made, lock, stop, reload, proof and can_prove()))
+        sys.exit(_run(running, stop, reload, proof and can_prove()))
 
 
-def _run(made: Plan, lock: int, stop: StopRequest, reload: bool, proves: bool) -> int:
+def _run(running: Supervision, stop: StopRequest, reload: bool, proves: bool) -> int:
     """Run everything until asked to stop (``_asked_code``) or until a program is gone for good (1)."""
-    running = Supervision(made, (lock,))
     shown = running.logs
     code = 0
     try:
@@ -638,7 +632,7 @@ def _run(made: Plan, lock: int, stop: StopRequest, reload: bool, proves: bool) -
         running.start_all(stop.check, lambda what: click.echo(f"usher: {what}", err=True))
         if proves:
             running.start_group("proof")
-        shown.go_on(_summary(made))
+        shown.go_on(_summary(running))
         _watch_until_asked(running, shown, stop, reload)
     except StopAsked:
         pass
@@ -687,18 +681,18 @@ def _stop(running: Supervision, shown: Relay, stop: StopRequest) -> None:
         click.echo("usher: everything has stopped", err=True)
 
 
-def _summary(made: Plan) -> str:
-    settings = made.settings
-    embedded = f"  (embedded; data in {made.state_folder / 'redis'})" if made.redis_port is not None else ""
+def _summary(running: Supervision) -> str:
+    settings, folder = running.settings, running.folder
+    embedded = f"  (embedded; data in {folder / 'redis'})" if running.redis_port is not None else ""
     is_example = settings.handler == EXAMPLE_HANDLER
     built_in = "  (built in, logs each message; choose yours with --handler)" if is_example else ""
     rows = [
-        ("Redis", redacted(made.redis_url) + embedded),
+        ("Redis", redacted(running.redis_url) + embedded),
         ("page", f"{settings.urls[0]}/"),
         ("masters", "  ".join(settings.urls)),
         ("consumers", " ".join(f"consumer-{index + 1}" for index in range(settings.consumers))),
         ("handler", settings.handler + built_in),
-        ("logs", str(made.state_folder / "logs")),
+        ("logs", str(folder / "logs")),
     ]
     if not (settings.sources or settings.ticket_stream != "ticket_stream" or settings.ticket_field != "ticket_id"):
         rows.append(("try", "usher send --ticket 42 text=hello"))

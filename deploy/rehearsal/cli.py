@@ -9,12 +9,13 @@ first, a bounded page at a time, until somebody ends it; the caller is told how 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import starmap
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ from usher.common.protocol.run_log import MERGED, RunRecord
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.stream_id import is_id, milliseconds, rank
 from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.replies import group_of, record_or_none
+from usher.common.redis.replies import found_entries, group_of, record_or_none
 from usher.common.runtime.settings import CommonSettings, load, options, takes_json
 from usher.common.runtime.signals import StopAsked, StopRequest
 from usher.consumer.isolation.process import CallResult, HandlerProcess, How, Piece, ProcessSpec
@@ -66,13 +67,15 @@ class Before(NamedTuple):
 
 _DONE = Before(DONE, "done")
 _UNTOLD = Before(UNKNOWN, "over; the run log does not tell how")
+_NOT_ADDED = Before(NOT_TRIED, "not added")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Candidate:
-    """A message that can be rehearsed, without its body. ``fence``: the highest one known of it, else 0; ``known``: its
-    attempts, as its next start would find them; ``unfit``: why no handler can be given it, or ""; ``run``: its last
-    execution, as far as it is known."""
+    """A message that can be rehearsed or replayed, without its body. ``fence``: the highest one known of it, else 0;
+    ``known``: its attempts, as its next start would find them; ``unfit``: why no handler can be given it, or "";
+    ``run``: its last execution, as far as it is known. ``now``: how it ended this time, after ``took_s`` seconds, in a
+    ``call`` of a handler, or as a new entry (``new_id``)."""
 
     message_id: bytes
     ticket: bytes
@@ -82,18 +85,26 @@ class Candidate:
     known: Attempts = NEVER
     unfit: str = ""
     run: RunRecord | None = None
+    now: Before = _NOT_ADDED
+    took_s: float | None = None
+    new_id: bytes = b""
+    call: CallResult | None = None
 
     @property
     def is_over(self) -> bool:
         return not self.unfit and self.before.state in (DONE, ENDED, UNKNOWN)
 
-    def with_run(self, run: RunRecord | None) -> Candidate:
-        if run is None:
-            return self
-        ended = Before(ENDED, f"over; {run.outcome.replace('_', ' ')} at its last start")
-        merged = Before(DONE, f"done, merged into the run of {run.into or 'another one'}")
-        before = {RAN_WELL: _DONE, MERGED: merged}.get(run.outcome, ended)
-        return replace(self, before=before, fence=self.fence or run.fence, run=run)
+    def learn(self, run: RunRecord | None) -> None:
+        if run is not None:
+            ended = Before(ENDED, f"over; {run.outcome.replace('_', ' ')} at its last start")
+            merged = Before(DONE, f"done, merged into the run of {run.into or 'another one'}")
+            self.before = {RAN_WELL: _DONE, MERGED: merged}.get(run.outcome, ended)
+            self.fence, self.run = self.fence or run.fence, run
+
+    def called(self, call: CallResult) -> Candidate:
+        state = DONE if call.is_taken else NOT_TRIED if call.how == How.NOT_RUN else ENDED
+        self.now, self.took_s, self.call = Before(state, call.told()), call.seconds, call
+        return self
 
     @property
     def seconds(self) -> float | None:
@@ -112,6 +123,38 @@ class Candidate:
 
     def piece(self, flat: Sequence[bytes]) -> Piece:
         return Piece(self.ticket, self.message_id, self.fence, (*self.known,), tuple(flat))
+
+    @property
+    def comparison(self) -> str:
+        states = (self.before.state, self.now.state)
+        if UNKNOWN in states or self.now.state in (WAITING, HELD, NOT_TRIED):
+            return "unknown"
+        return "same" if (states[0] == DONE) == (states[1] == DONE) else "differs"
+
+    def document(self) -> dict[str, Any]:
+        call, letter = self.call, self.letter
+        before = {"state": self.before.state, "told": self.before.told, "seconds": self.seconds}
+        now = {"state": self.now.state, "told": self.now.told, "seconds": self.took_s}
+        if call is not None:
+            now |= asdict(call) | {"answer": [part.decode("latin-1") for part in call.answer or ()] or None}
+        told: dict[str, Any] = {
+            "letter_id": None if letter is None else self.id,
+            "message_id": self.message_id.decode(errors="replace"),
+            "ticket_id": _display_ticket(self.ticket),
+            "fence": self.fence,
+            "attempt": self.known.starts + 1,
+            "before": before | ({} if letter is None else {"reason": letter.reason, "error": letter.error}),
+            "new_id": self.new_id.decode() or None,
+            "now": now,
+            "comparison": self.comparison,
+        }
+        return told | ({} if call is None else {"taken": call.is_taken})
+
+    def row(self) -> list[str | Text]:
+        now = Text(self.now.told[:160], "green" if self.now.state == DONE else "red")
+        kind = "message" if self.letter is None else "letter"
+        shown = ["" if s is None else f"{s:.3f}" for s in (self.seconds, self.took_s)]
+        return [kind, self.id, _display_ticket(self.ticket), self.before.told[:80], now, *shown]
 
 
 def of_letter(letter: DeadLetter) -> Candidate:
@@ -140,55 +183,6 @@ def in_order(candidates: Iterable[Candidate], most: int | None = None) -> list[C
             found[one.message_id] = one
     ordered = sorted(found.values(), key=lambda one: one.place)
     return ordered if most is None else ordered[-most:]
-
-
-class Tried(NamedTuple):
-    """A message, and how it ended this time: in a ``call`` of a handler, or as a new entry (b"": none)."""
-
-    candidate: Candidate
-    now: Before
-    seconds: float | None = None
-    new_id: bytes = b""
-    call: CallResult | None = None
-
-    @property
-    def comparison(self) -> str:
-        states = (self.candidate.before.state, self.now.state)
-        if UNKNOWN in states or self.now.state in (WAITING, HELD, NOT_TRIED):
-            return "unknown"
-        return "same" if (states[0] == DONE) == (states[1] == DONE) else "differs"
-
-    def document(self) -> dict[str, Any]:
-        one, now, call = self.candidate, self.now, self.call
-        told: dict[str, Any] = {
-            "letter_id": None if one.letter is None else one.id,
-            "message_id": one.message_id.decode(errors="replace"),
-            "ticket_id": _display_ticket(one.ticket),
-            "fence": one.fence,
-            "attempt": one.known.starts + 1,
-            "before": {"state": one.before.state, "told": one.before.told, "seconds": one.seconds}
-            | ({"reason": one.letter.reason, "error": one.letter.error} if one.letter is not None else {}),
-            "new_id": self.new_id.decode() or None,
-            "now": {"state": now.state, "told": now.told, "seconds": self.seconds} | (_document(call) if call else {}),
-            "comparison": self.comparison,
-        }
-        return told | ({"taken": call.is_taken} if call is not None else {})
-
-    def row(self) -> list[str | Text]:
-        one, seconds = self.candidate, (self.candidate.seconds, self.seconds)
-        now = Text(self.now.told[:160], "green" if self.now.state == DONE else "red")
-        kind = "message" if one.letter is None else "letter"
-        shown = ["" if s is None else f"{s:.3f}" for s in seconds]
-        return [kind, one.id, _display_ticket(one.ticket), one.before.told[:80], now, *shown]
-
-
-def _document(call: CallResult) -> dict[str, Any]:
-    return asdict(call) | {"answer": [part.decode("latin-1") for part in call.answer or ()] or None}
-
-
-def called(one: Candidate, call: CallResult) -> Tried:
-    state = DONE if call.is_taken else NOT_TRIED if call.how == How.NOT_RUN else ENDED
-    return Tried(one, Before(state, call.told()), call.seconds, call=call)
 
 
 def _display_ticket(ticket: bytes) -> str:
@@ -320,7 +314,9 @@ class Candidates:
             self._check_most(entries, most)
         found = self.states(sorted(entries, key=lambda entry: rank(entry[0])))
         runs = runs_of([one.message_id for one in found if one.before.state == UNKNOWN]) if runs_of is not None else {}
-        return [one.with_run(runs.get(one.message_id)) for one in found]
+        for one in found:
+            one.learn(runs.get(one.message_id))
+        return found
 
     def _read(self, wanted: Wanted, most: int) -> Iterator[tuple[bytes, list[bytes]]]:
         looked_for = [*([] if wanted.ticket is None else [(self._field.encode(), wanted.ticket)]), *wanted.where]
@@ -365,24 +361,16 @@ class Candidates:
     def _search(
         self, field: str | bytes, value: bytes, most: int, first: bytes = b"-", last: bytes = b"+"
     ) -> list[bytes]:
-        found = list[bytes]()
-        for some in self._pages("entries looked at", self._keys.stream, first, last, _ENTRIES_AT_ONCE, field, value):
-            found += some
-            if len(found) >= most:
-                break
-        return found[:most]
+        asked = (self._keys.stream, last, first, _ENTRIES_AT_ONCE, field, value)
+        return [*itertools.islice(self._pages("entries looked at", *asked), most)]
 
-    def _pages(
-        self, what: str, key: str, first: bytes, last: bytes, at_once: int, *wanted: str | bytes
-    ) -> Iterator[list[bytes]]:
-        """Yield what is found between two ends of a stream, newest first, page by page."""
-        looked_at, is_all = 0, False
-        while not is_all:
-            args = ("XREVRANGE", last, first, at_once, *wanted)
-            count, reached, found, is_all = self._link.run("find_entries", (key,), args)
-            looked_at, last = looked_at + count, b"(" + reached
+    def _pages(self, what: str, *asked: Any) -> Iterator[bytes]:
+        """Yield what is found in a part of a stream, newest first."""
+        looked_at = 0
+        for count, found, _, _ in found_entries(self._link, "XREVRANGE", *asked):
+            looked_at += count
             self._on_page(what, looked_at)
-            yield found
+            yield from found
 
     def states(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[Candidate]:
         if not entries:
@@ -413,7 +401,9 @@ class Candidates:
             if before is None and ticket is not None and not unfit:
                 over.append((one, ticket))
         runs = self._runs_of(over)
-        return [one.with_run(runs.get(one.message_id)) for one in found]
+        for candidate in found:
+            candidate.learn(runs.get(candidate.message_id))
+        return found
 
     def _runs_of(self, entries: Iterable[tuple[bytes, bytes]]) -> dict[bytes, RunRecord]:
         found: dict[bytes, RunRecord] = {}
@@ -423,8 +413,8 @@ class Candidates:
         what, ends_s = "records of executions looked at", now_s() + _RUNS_S
         for text, ids in missing.items():
             wanted = "batch", orjson.dumps(text), "part"
-            for records in self._pages(what, self._keys.runs, b"-", b"+", _RUNS_AT_ONCE, *wanted):
-                for run in (run for record in records for run in reversed(list(decode_runs(record)))):
+            for record in self._pages(what, self._keys.runs, "+", "-", _RUNS_AT_ONCE, *wanted):
+                for run in reversed(list(decode_runs(record))):
                     if run.id.encode() in ids:
                         found.setdefault(run.id.encode(), run)
                 if ids <= found.keys() or now_s() > ends_s:
@@ -467,7 +457,7 @@ class Replay:
     rate: float
     same_uid: bool
     check: Callable[[int], object]
-    done: list[Tried] = field(default_factory=list)
+    done: list[Candidate] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._queues: dict[bytes, deque[Candidate]] = {}
@@ -489,12 +479,10 @@ class Replay:
             if self._queues or self._running:
                 time.sleep(pause_s)
 
-    def open(self) -> list[Tried]:
-        left = [one for queue in self._queues.values() for one in queue]
-        return [
-            *(Tried(one, Before(WAITING, "added; not over yet"), None, at) for at, one in self._running.items()),
-            *(Tried(one, Before(NOT_TRIED, "not added")) for one in left),
-        ]
+    def open(self) -> list[Candidate]:
+        for one in self._running.values():
+            one.now = Before(WAITING, "added; not over yet")
+        return [*self._running.values(), *(one for queue in self._queues.values() for one in queue)]
 
     def _add(self, most: int) -> int:
         busy, before = {one.ticket for one in self._running.values()}, len(self._running)
@@ -504,8 +492,11 @@ class Replay:
             if flat is None or len(flat) > _MOST_VALUES:
                 self._stop(ticket, "its fields are gone" if flat is None else "it has too many fields")
                 continue
-            self._running[self._sent(one, flat)] = one
-            self._next(ticket)
+            one.new_id = self._sent(one, flat)
+            self._running[one.new_id] = one
+            self._queues[ticket].popleft()
+            if not self._queues[ticket]:
+                del self._queues[ticket]
         return len(self._running) - before
 
     def _sent(self, one: Candidate, flat: list[bytes]) -> bytes:
@@ -531,19 +522,17 @@ class Replay:
             if seen.before.state in (WAITING, HELD):
                 continue
             one = self._running.pop(seen.message_id)
-            self.done.append(Tried(one, seen.before, seen.seconds, seen.message_id))
+            one.now, one.took_s = seen.before, seen.seconds
+            self.done.append(one)
             ended += 1
             if seen.before.state not in (DONE, UNKNOWN) and one.ticket in self._queues:
                 self._stop(one.ticket, f"behind {one.id}, which was not done")
         return ended
 
-    def _next(self, ticket: bytes) -> None:
-        self._queues[ticket].popleft()
-        if not self._queues[ticket]:
-            del self._queues[ticket]
-
     def _stop(self, ticket: bytes, why: str) -> None:
-        self.done += [Tried(one, Before(NOT_TRIED, why)) for one in self._queues.pop(ticket)]
+        for one in self._queues.pop(ticket):
+            one.now = Before(NOT_TRIED, why)
+            self.done.append(one)
 
 
 _LAST = 100
@@ -634,8 +623,7 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
             click.echo(f"{handler} is called with {many}, one by one. {_WARNING}", err=True)
             if not click.confirm("Go on?", err=True):
                 sys.exit(_NOTHING_SAID)
-        done: list[Tried] = []
-        code = _rehearse(finder, candidates, at, handler, settings, done)
+        done, code = _rehearse(finder, candidates, at, handler, settings)
     _print_rehearsals(handler, done, len(candidates), as_json)
     sys.exit(code)
 
@@ -692,15 +680,10 @@ def _found(finder: Candidates, given: dict[str, Any], wanted: LetterFilter | Non
 
 
 def _rehearse(
-    finder: Candidates,
-    candidates: Sequence[Candidate],
-    at: View,
-    handler: str,
-    settings: RehearseSettings,
-    done: list[Tried],
-) -> int:
-    """Call the handler with one message after another, and return the exit code. ``done`` is filled as it goes, so that
-    it can be shown whatever happens later."""
+    finder: Candidates, candidates: Sequence[Candidate], at: View, handler: str, settings: RehearseSettings
+) -> tuple[list[Candidate], int]:
+    """Call the handler with one message after another; return those that it was called with, and the exit code."""
+    done = list[Candidate]()
     log, secrets = (settings.log_level, settings.log_format), tuple(filter(None, settings.secrets))
     play = ProcessSpec(handler, at.keys.stream, settings.sources is not None, settings.handler_seconds, log, secrets)
     with StopRequest() as stop, progress() as show:
@@ -710,18 +693,18 @@ def _rehearse(
                 for one in candidates:
                     stop.check()
                     show(one.id, len(done), len(candidates))
-                    done.append(called(one, _run(finder, one, process)))
+                    done.append(one.called(_run(finder, one, process)))
         except StopAsked:
-            return stop.exit_code
+            return done, stop.exit_code
         except StartRefused as refused:  # its module could be imported before, and no longer can
             if not done:
                 raise
             process.notes.append(str(refused))
-            return 1
+            return done, 1
         finally:
             for note in process.notes:
                 click.echo("usher: " + escape_control(note, kept="\n"), err=True)
-    return int(not all(one.now.state == DONE for one in done))
+    return done, int(not all(one.now.state == DONE for one in done))
 
 
 def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallResult:
@@ -739,15 +722,15 @@ def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallRes
     return process.run(one.piece(body))
 
 
-def _print_tried(title: str, tried: Sequence[Tried]) -> None:
+def _print_tried(title: str, tried: Sequence[Candidate]) -> None:
     columns = ("", "id", "ticket", "before", "now", "seconds before", "seconds")
     rows = [one.row() for one in tried]
     console().print(table(title, columns, rows, numbers=columns[-2:], ids=("", "id", *columns[-2:])))
 
 
-def _print_rehearsals(handler: str, done: Sequence[Tried], asked: int, as_json: bool) -> None:
-    taken, runs = [one for one in done if one.now.state == DONE], [one.candidate.run for one in done]
-    ids = [one.candidate.id for one in taken if one.candidate.letter is not None]
+def _print_rehearsals(handler: str, done: Sequence[Candidate], asked: int, as_json: bool) -> None:
+    taken, runs = [one for one in done if one.now.state == DONE], [one.run for one in done]
+    ids = [one.id for one in taken if one.letter is not None]
     command = " ".join(["usher dead redrive", *ids]) if ids else None
     merged = sum(run is not None and run.outcome == MERGED for run in runs)
     if as_json:
@@ -832,8 +815,7 @@ def replay(flags: dict[str, Any], into: str | None, why: str, preview: bool, yes
         if not yes and not click.confirm(f"Replay {pluralize(len(over), 'message')}?", err=True):
             sys.exit(_NOTHING_SAID)
         if into:
-            done = list[Tried]()
-            code = _rehearse(finder, over, at, into, settings, done)
+            done, code = _rehearse(finder, over, at, into, settings)
         else:
             done, code = _added_again(finder, over, at, wanted, by, given)
     _print_replay(done, given["as_json"])
@@ -894,7 +876,7 @@ def _tell_preview(over: Sequence[Candidate], left_out: int, others: list[str]) -
 
 def _added_again(
     finder: Candidates, over: Sequence[Candidate], at: View, wanted: Wanted, by: By, given: dict[str, Any]
-) -> tuple[list[Tried], int]:
+) -> tuple[list[Candidate], int]:
     name = given["name"] or f"replay-{wall_ms()}"
     click.echo(f"this replay is called {name}; --name {name} goes on with it", err=True)
     code, failed = 0, FAILED
@@ -924,7 +906,7 @@ def _added_again(
     return ended, code or int(any(one.now.state != DONE for one in ended))
 
 
-def _print_replay(done: Sequence[Tried], as_json: bool) -> None:
+def _print_replay(done: Sequence[Candidate], as_json: bool) -> None:
     counts = Counter(one.comparison for one in done)
     if as_json:
         print_json({"messages": len(done), **counts, "replayed": [one.document() for one in done]})

@@ -35,7 +35,6 @@ _MOST = 2**63 - 1
 _LATEST_MS = 1 << 52  # a later moment is none of Redis' clock, and could not be told in microseconds
 _MOST_NUMBER = 1 << 61  # the most that a number of a record may be: so that a few of them can be added
 _MS_BITS, _SEQ_BITS = 42, 21
-_SPARSE = 3  # a range that has at most this many entries per pending one is read whole, else entries one by one
 _IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:,[0-9]{1,20}-[0-9]{1,20})*")
 _ID = re.compile("([0-9]+)(?:-([0-9]+))?")
 #: As parse_record reads it (common/redis/replies.py), of text in which bytes that are none are replaced.
@@ -88,16 +87,12 @@ class BulkReader(Link):
         if self._was_on:
             gc.enable()
 
-    def pending_pages(self, keys: Keys, start: bytes, last: bytes) -> Iterator[list[list[Any]]]:
-        """Ask for the next page before this one is given out, so that Redis works while we do."""
-        self.ask("XPENDING", keys.stream, keys.group, start, last, PAGE)
-        rows: list[list[Any]] | None = None
-        while rows is None or len(rows) == PAGE:
-            rows = self._receive(0.0)
-            if len(rows) == PAGE:
-                self.ask("XPENDING", keys.stream, keys.group, b"(" + rows[-1][0], last, PAGE)
-            if rows:
-                yield rows
+    def pending_pages(self, keys: Keys, first: bytes, last: bytes) -> Iterator[list[list[Any]]]:
+        while rows := self.call("XPENDING", keys.stream, keys.group, first, last, PAGE):
+            yield rows
+            first = b"(" + rows[-1][0]
+            if len(rows) < PAGE:
+                return
 
     def entries(self, stream: str, first: bytes, last: bytes) -> Iterator[list[list[Any]]]:
         """Yield pages of [id, [name, value, ...]] in id order; their length follows the weight of the entries."""
@@ -108,19 +103,6 @@ class BulkReader(Link):
             yield rows
             first = b"(" + rows[-1][0]
             if len(rows) < count or rows[-1][0] == last:
-                return
-
-    def bodies(self, stream: str, ids: Sequence[bytes]) -> Iterator[list[list[Any]]]:
-        """Yield pages of the entries of ``ids`` (ascending), and maybe others: a range where that is cheaper."""
-        count = 0
-        for page in self.entries(stream, ids[0], ids[-1]):
-            yield page
-            count += len(page)
-            if count > _SPARSE * len(ids):
-                left = [one for one in ids if rank(one) > rank(page[-1][0])]
-                for at in range(0, len(left), 500):
-                    found = self.all_of([("XRANGE", stream, one, one) for one in left[at : at + 500]])
-                    yield [row for rows in found for row in rows]
                 return
 
 
@@ -214,9 +196,8 @@ def pending(
             held = {"consumer": _texts(consumer)}
             held |= {"idle_ms": pa.array(idle_ms, _NUMBER), "deliveries": pa.array(deliveries, _NUMBER)}
             ids, upto = _texts(owned), rows[-1][0] if rows else last
-            pages = bodies.entries(keys.stream, start, upto) if everything else bodies.bodies(keys.stream, owned)
             there = [pa.array([], pa.int32())]
-            for page in pages if field else ():
+            for page in bodies.entries(keys.stream, start if everything else owned[0], upto) if field else ():
                 found, tickets = (
                     _texts([row[0] for row in page]),
                     _texts([_ticket(row[1], field or b"") for row in page]),

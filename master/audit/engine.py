@@ -14,13 +14,11 @@ import logging
 import os
 import pwd
 import re
+import shlex
 import shutil
 import signal
-import struct
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -33,7 +31,7 @@ import pyarrow.parquet as pq
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.redis.client import CommandRefused
-from usher.master.audit.findings import CHECKS, LOOKED_AT, Example, text
+from usher.master.audit.findings import CHECKS, LOOKED_AT, AuditFinding, Example, text
 from usher.master.audit.settings import LOCAL, AuditChoices, where
 
 _NUMBERED = ", ".join(f"try_cast(split_part(id, '-', {part}) AS BIGINT)" for part in (1, 2))
@@ -50,7 +48,7 @@ SELECT '{name}' AS check_name, stream, coalesce(id, '') AS id, coalesce(ticket, 
 {select}) c"""
 #: What stands before a moment in a detail, and where the microseconds of a calendar end.
 _MOMENT, _LAST_US = re.compile("\x01(-?[0-9]+)"), 253_402_300_799_999_999
-GATEWAY, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"  # set by spark-submit: it has started Java
+GATEWAY = "PYSPARK_GATEWAY_PORT"  # set by spark-submit: it has started Java
 HOW_TO_INSTALL = how_to_install("spark")
 _QUIET = {
     "spark.log.level": "OFF",
@@ -76,21 +74,13 @@ _SMALL = {
 }
 #: Of much data on this machine: 200 parts, as Spark would have them, are files of little.
 _LARGE = {"spark.sql.shuffle.partitions": "32"}
-_FLAGS = {True: ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"), False: ("-XX:+UseParallelGC",)}
-#: What adds folders to the class path.
-_OF_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
-#: What Spark does that Java forbids, as its launcher has it (JavaModuleOptions); to check its classes takes a second.
-_OPENED = (
-    "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util java.util.concurrent"
-    " java.util.concurrent.atomic jdk.internal.ref sun.nio.ch sun.nio.cs sun.util.calendar"
-)
-_ALLOWED = (
-    *("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
-    *("-Xlog:disable", "-XX:-UsePerfData"),
-    *("--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"),
-    *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED.split()),
-)
-Found = dict[tuple[str, str], tuple[int, list[Example]]]
+_FLAGS = {True: "-XX:+UseSerialGC -XX:TieredStopAtLevel=1", False: "-XX:+UseParallelGC"}
+_QUICK = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -Xlog:disable -XX:-UsePerfData"
+#: Spark's launcher asks for a module that Java of the wheel lacks, and Spark does without.
+_JAVA = """#!/bin/sh
+for word do shift; [ "$word" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$word"; done
+exec {java} "$@"
+"""
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -106,6 +96,8 @@ def refusing(what: str) -> Iterator[None]:
     """Let what ends a run refuse it: ``what`` was not done."""
     try:
         yield
+    except ConnectionRefusedError:  # py4j's: Java has ended between two calls, as ``_started`` tells
+        raise
     except _failures() as trouble:
         raise StartRefused(f"{what}: {first_cause(trouble)}") from trouble
 
@@ -167,14 +159,17 @@ class Engine:
         for name in names:
             (self.view if name == "timed" else self.keep)(name, text(f"tables/{name}"))
 
-    def found(self, names: Iterable[str]) -> Found:
-        """Return what these checks find: (check, stream) -> how many, and the first of them."""
+    def found(self, names: Iterable[str]) -> list[AuditFinding]:
+        """Return what these checks find, with the first examples of each."""
         checks = "\nUNION ALL ".join(_CHECK.format(name=name, select=CHECKS[name].select) for name in names)
-        found: Found = {}
-        for check, *about, detail, total in self.rows(_FOUND.format(checks=checks)):
-            example = Example._make((*about, _MOMENT.sub(_at_utc, detail)))
-            found.setdefault((check, example.stream), (total, []))[1].append(example)
-        return found
+        rows = (
+            (name, Example._make((*about, _MOMENT.sub(_at_utc, detail))), count)
+            for name, *about, detail, count in self.rows(_FOUND.format(checks=checks))
+        )
+        return [
+            AuditFinding(CHECKS[name], stream, count, tuple(example for _, example, _ in some))
+            for (name, stream, count), some in itertools.groupby(rows, lambda row: (row[0], row[1].stream, row[2]))
+        ]
 
 
 def _at_utc(found: re.Match[str]) -> str:
@@ -220,16 +215,13 @@ class SparkEngine(Engine):
             frame.write.parquet(place := f"file://{next(self._kept)}")
             self.spark.read.schema(frame.schema).parquet(place).createOrReplaceTempView(name)
 
-    def read(self, name: str, source: str, options: Mapping[str, str], folder: Path) -> None:
-        """Let Spark's workers read Redis; into files where we see them, which costs half of what rows do."""
-        from usher.master.audit.source import read_into, register
+    def read(self, name: str, source: str, options: Mapping[str, str]) -> None:
+        """Let Spark's workers read Redis."""
+        from usher.master.audit.source import register
 
-        if self.is_far:
-            register(self.spark)
-            frame = self.spark.read.format(source).options(**options).load()
-            frame.localCheckpoint(eager=True).createOrReplaceTempView(name)
-        else:
-            self.files(name, *read_into(self.spark.sparkContext, source, options, folder / name))
+        register(self.spark)
+        self.spark.read.format(source).options(**options).load().createOrReplaceTempView(f"{name}_read")
+        self.keep(name, f"SELECT * FROM {name}_read")
 
     def view(self, name: str, select: str) -> None:
         self.spark.sql(select).createOrReplaceTempView(name)
@@ -367,34 +359,40 @@ def _started(
 ) -> Iterator[SparkEngine]:
     """Yield Spark of a Java that ends with it; pyspark itself would leave it to the end of the process."""
     from py4j.protocol import Py4JError
-    from pyspark import SparkContext
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     folder, log, master = settings.folder / "spark", spill.with_suffix(".log"), settings.audit_spark_master
-    is_local, is_ours = master.startswith("local"), GATEWAY not in environ
+    is_ours, home = GATEWAY not in environ, environ.get("JAVA_HOME", "")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = _QUIET | {"spark.local.dir": str(spill), "spark.sql.warehouse.dir": str(folder / "warehouse")}
     if is_ours or master != LOCAL:  # else spark-submit's holds, which a builder's would take precedence over
         options["spark.master"] = master
+    if is_ours:
+        options |= _of_java(settings, spill, environ, _FLAGS[small and master.startswith("local")])
+    conf = SparkConf(loadDefaults=False).setAll([*options.items()])
     with contextlib.ExitStack() as opened:
-        gateway = opened.enter_context(_java(settings, folder, spill, environ, small and is_local)) if is_ours else {}
         # pyspark's own handler of Ctrl-C asks Java to cancel its jobs, on the very connection that waits for an answer.
         kept = signal.getsignal(signal.SIGINT)
         logging.root.addHandler(logging.NullHandler())  # py4j logs an interruption as an error
-        environ.update(gateway)
         try:
+            said = opened.enter_context(log.open("ab"))
+            gateway = launch_gateway(conf, {"stdout": said, "stderr": said})
+            if is_ours:
+                opened.enter_context(gateway.proc)
+                opened.callback(gateway.proc.kill)
             if is_ours and not _has_name():  # Java's login would end with a NullPointerException
-                SparkContext._ensure_initialized()
-                users = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation
+                users = gateway.jvm.org.apache.hadoop.security.UserGroupInformation
                 users.setLoginUser(users.createRemoteUser("usher"))
-            spark = SparkSession.builder.appName("usher audit").config(map=options).getOrCreate()
+            SparkContext(appName="usher audit", conf=conf, gateway=gateway)
+            spark = SparkSession.builder.getOrCreate()
         except Exception as failed:  # also py4j's own, whose text is asked of Java, which ends with this block
             raise StartRefused(f"Spark does not start ({log}): {_first_of_log(log, failed)}") from failed
-        finally:  # what this process starts has another gateway
+        finally:
+            environ["JAVA_HOME"] = home
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, kept)
-            for name in gateway:
-                del environ[name]
         try:
             engine = SparkEngine(spark, small, spill)
             of_size = _SMALL if engine.small else {} if engine.is_far else _LARGE
@@ -409,56 +407,25 @@ def _started(
         finally:
             with contextlib.suppress(Py4JError, OSError):  # Java is gone
                 spark.stop()
-            if SparkContext._gateway is not None:
-                SparkContext._gateway.shutdown()
-                SparkContext._gateway = SparkContext._jvm = None
+            gateway.shutdown()
+            SparkContext._gateway = SparkContext._jvm = None
 
 
-@contextlib.contextmanager
-def _java(
-    settings: AuditChoices, folder: Path, spill: Path, environ: MutableMapping[str, str], small: bool
-) -> Iterator[dict[str, str]]:
-    """Start Java, and yield the variables by which pyspark finds it. Spark's own scripts start another Java before."""
-    import pyspark
-
-    program, told, master = _java_of(environ), spill / "gateway", settings.audit_spark_master
-    home = environ.setdefault("SPARK_HOME", str(pyspark.__path__[0]))
-    # Without the library of machine learning: each session begins by making its functions, with Scala's reflection.
-    jars = [str(one) for one in sorted(Path(home, "jars").glob("*.jar")) if not one.name.startswith("spark-mllib")]
-    conf, *others = (environ.get(one, "") for one in _OF_CLASSES)
-    places = [conf or f"{home}/conf", *jars, *filter(None, others)]
-    flags = [f"-Djava.io.tmpdir={spill}", f"-Duser.home={folder}", f"-Xmx{settings.memory_mib}m", *_FLAGS[small]]
-    # A third of its work is to read classes: Java keeps them, beside its own; not where a folder is in their path.
-    if small and program.exists() and environ.keys().isdisjoint(_OF_CLASSES):
-        own = folder / f"java-{program.stat().st_mtime_ns}.jsa"
-        if not own.exists():
-            subprocess.run([program, "-Xshare:dump", f"-XX:SharedArchiveFile={own}"], capture_output=True)
-        flags += ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={own}:{folder / 'classes.jsa'}"]
+def _of_java(settings: AuditChoices, spill: Path, environ: MutableMapping[str, str], flags: str) -> dict[str, str]:
+    """Return Spark's settings of the Java that pyspark is to start, which it finds by ``environ``."""
+    java = spill / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True, exist_ok=True)
+    java.write_text(_JAVA.format(java=shlex.quote(str(_java_of(environ)))))
+    java.chmod(0o700)
+    environ["JAVA_HOME"] = str(java.parents[1])
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         environ.setdefault(name, sys.executable)
-    if master.startswith("local"):
+    if settings.audit_spark_master.startswith("local"):
         environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    files = ("--py-files", settings.py_files) if settings.py_files else ()
-    main = ("org.apache.spark.deploy.SparkSubmit", "--master", master, *files, "pyspark-shell")
-    words = [program, *flags, *_ALLOWED, "-cp", ":".join(places), *main]
-    ours = {**environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"}
-    pipe = subprocess.PIPE  # Java ends with us
-    with (
-        spill.with_suffix(".log").open("ab") as log,
-        subprocess.Popen(words, env=ours, stdin=pipe, stdout=log, stderr=log, process_group=0) as process,  # no Ctrl-C
-    ):
-        try:
-            while not told.exists():
-                if process.poll() is not None:
-                    why = _first_of_log(Path(log.name), Exception("Java ended"))
-                    raise StartRefused(f"Spark does not start ({log.name}): {why}")
-                time.sleep(0.02)
-            port, length = struct.unpack(">ii", told.read_bytes()[:8])
-            yield {GATEWAY: str(port), _SECRET: told.read_bytes()[8 : 8 + length].decode()}
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=120)  # the first one writes its classes
-        finally:
-            process.kill()
+    places = shlex.join([f"-Djava.io.tmpdir={spill}", f"-Duser.home={spill}"])
+    options = {"spark.driver.memory": f"{settings.memory_mib}m"}
+    options["spark.driver.defaultJavaOptions"] = f"{places} {flags} {_QUICK}"
+    return options | ({"spark.submit.pyFiles": settings.py_files} if settings.py_files else {})
 
 
 def _has_name() -> bool:

@@ -11,7 +11,6 @@ is committed: one that is killed in between tells it again.
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import statistics
 import time
@@ -44,7 +43,7 @@ from usher.master.audit import archive, batches, findings
 from usher.master.audit.archive import Commit, data_sets, locked, note, said, seen
 from usher.master.audit.batches import BulkReader, nth, schema_of
 from usher.master.audit.cli import session, with_link
-from usher.master.audit.engine import Engine, Found, SparkEngine, few, quoted, refusing
+from usher.master.audit.engine import Engine, SparkEngine, few, quoted, refusing
 from usher.master.audit.findings import CHECKS, MOVING, PROVES, AuditFinding, Example, filled
 from usher.master.audit.settings import AuditChoices
 from usher.master.cli.shared import print_json
@@ -316,7 +315,7 @@ class AuditRun:
 
     def __init__(self, engine: Engine, plan: AuditChoices, folder: Path) -> None:
         self._engine, self._plan, self._folder = engine, plan, folder
-        self.suspects: Found = {}
+        self.suspects: list[AuditFinding] = []
         self._open: list[str] = []  # what could not be proven
 
     def run(self) -> AuditReport:
@@ -349,14 +348,10 @@ class AuditRun:
     def _first_look(self) -> list[dict[str, Any]]:
         engine, plan = self._engine, self._plan
         before = self._facts()
-        # Without a run log nothing is proven of what is over, so only the pending entries are read.
-        everything = any(one["has_runs"] for one in before.values())
-        self._read(everything)
+        self._read()
         now = [stream_facts(link, keys, plan.run_log_length) for link, keys in self._readers.values()]
         for row in now:
             row["last_nth"] = before[row["stream"]]["delivered_nth"]
-            if not everything:  # only pending entries were read
-                row["deleted_nth"] = None
         engine.arrow("facts", few(FACTS, now))
         engine.arrow("declared", few(DECLARED, (loss for row in now for loss in row["declared"])))
         engine.arrow("carried", CARRIED.empty_table())
@@ -373,12 +368,11 @@ class AuditRun:
         self._open += [text for one in now for text in unproven(one, known[one["stream"]], self._figures)]
         return now
 
-    def _read(self, everything: bool) -> None:
+    def _read(self) -> None:
         """Read Redis in the order in which nothing that moves is told wrongly."""
-        field, wanted, began_s = self._plan.field, "all" if everything else "pending", time.monotonic()
-        if not self._by_workers("entries", "redis_pending", entries=wanted):
-            pending = functools.partial(batches.pending, everything=everything)
-            self._by_us("entries", batches.PENDING, lambda link, keys: pending(link, keys, field(keys.stream)))
+        began_s = time.monotonic()
+        if not self._by_workers("entries", "redis_pending", entries="all"):
+            self._by_us("entries", batches.PENDING, self._entries)
         self._reading_s = time.monotonic() - began_s
         self._by_us("members", MEMBERS, members)
         for read in (batches.tickets, batches.attempts, batches.inboxes):
@@ -386,6 +380,9 @@ class AuditRun:
         if not self._by_workers("runs", "redis_runs"):
             self._by_us("runs", batches.RUNS, lambda link, keys: batches.runs(link, keys.stream, keys.runs))
         self._by_us("letters", batches.LETTERS, batches.letters)
+
+    def _entries(self, reader: BulkReader, keys: Keys) -> Iterator[pa.RecordBatch]:
+        return batches.pending(reader, keys, self._plan.field(keys.stream), everything=True)
 
     def _by_us(self, name: str, schema: pa.Schema, read: Reading) -> None:
         read_redis(self._engine, self._readers, self._folder / f"{name}.parquet", schema, read)
@@ -395,7 +392,7 @@ class AuditRun:
         if not isinstance(self._engine, SparkEngine) or self._engine.small or not self._readers:
             return False
         given = {"url": self._plan.redis_url, "stream": ",".join(self._readers), "group": self._plan.group}
-        self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options, self._folder)
+        self._engine.read(name, source, given | {"ticket_field": self._plan.ticket_field} | options)
         return True
 
     def _read_again(self) -> None:
@@ -413,34 +410,36 @@ class AuditRun:
         self._engine.derive("again")
 
     def _second_look(self) -> list[AuditFinding]:
-        again, held = self._look_again({name for name, _ in self.suspects if name in MOVING}), []
-        for (name, stream), (count, examples) in self.suspects.items():
-            if name in MOVING:
-                suspects, known = count, {one[:4] for one in examples}
-                examples = [one for one in again.get((name, stream), (0, []))[1] if one[:4] in known]
+        moving = [one for one in self.suspects if one.check.name in MOVING]
+        again, held = {(one.check, one.stream): one.examples for one in self._look_again(moving)}, []
+        for one in self.suspects:
+            name, stream, suspects, examples = one.check.name, one.stream, one.count, one.examples
+            if one in moving:
+                known = {example[:4] for example in examples}
+                examples = tuple(example for example in again.get((one.check, stream), ()) if example[:4] in known)
                 if name == "parked_too_long":
                     examples = self._not_held_back(stream, examples)
                 # Every example holds: then count all suspects, of which there are too many to ask for each.
-                count = suspects if len(examples) == findings.LOOKED_AT else len(examples)
-                if suspects > findings.LOOKED_AT and count:
+                one = replace(one, count=suspects if len(examples) == findings.LOOKED_AT else len(examples))
+                if suspects > findings.LOOKED_AT and one.count:
                     self._open.append(
                         f"{stream}: of {suspects:,} suspects of {name} the first {findings.LOOKED_AT:,} were looked at"
                         " again"
                     )
-            if count:
-                held.append(AuditFinding(CHECKS[name], stream, count, tuple(examples[: findings.SHOWN])))
+            if one.count:
+                held.append(replace(one, examples=examples[: findings.SHOWN]))
         return held
 
-    def _look_again(self, moving: set[str]) -> Found:
+    def _look_again(self, moving: Sequence[AuditFinding]) -> list[AuditFinding]:
         """Make the checks of what moves once more: of what is read of each suspect's ticket at one moment."""
         if not moving:
-            return {}
+            return []
         time.sleep(findings.SETTLE_S)
-        engine, read = self._engine, list[tuple[Iterable[pa.RecordBatch], ...]]()
+        engine, names = self._engine, {one.check.name for one in moving}
+        read: list[tuple[Iterable[pa.RecordBatch], ...]] = []
         for stream, (link, keys) in self._readers.items():
             ids: dict[bytes, set[str]] = defaultdict(set)
-            of_stream = [(check, some) for (check, of), (_, some) in self.suspects.items() if of == stream]
-            suspects = [(check, one) for check, some in of_stream if check in moving for one in some]
+            suspects = [(one.check.name, each) for one in moving if one.stream == stream for each in one.examples]
             for check, one in suspects:
                 ids[ticket_name(one)].add(one.id)
                 if check == "ticket_owned_twice":
@@ -452,23 +451,23 @@ class AuditRun:
             engine.arrow(name, pa.Table.from_batches(chain.from_iterable(some), schema))
         self._by_us("members", MEMBERS, members)
         engine.derive("marked", "parts", "unlike", "apart", "indexed")
-        if "never_told" in moving:
+        if "never_told" in names:
             engine.derive("untold")
-        if moving & {"lost", "overtaken", "done_and_pending"}:
+        if names & {"lost", "overtaken", "done_and_pending"}:
             engine.derive("odd", "again")
-        return engine.found(moving)
+        return engine.found(names)
 
-    def _not_held_back(self, stream: str, examples: Sequence[Example]) -> list[Example]:
+    def _not_held_back(self, stream: str, examples: Sequence[Example]) -> tuple[Example, ...]:
         link, keys = self._readers[stream]
         rules = rulebook(link.call("HGETALL", keys.rules))
-        held = [one for one in examples if not rules.of(ticket_name(one), b"")]
+        held = tuple(one for one in examples if not rules.of(ticket_name(one), b""))
         limits = rules.tenant_limits.values()
         if held and (rules.holds_tenants or any(one.rate_per_second or one.concurrency for one in limits)):
             self._open.append(
                 f"{stream}: {len(held):,} entries wait for long; live rules hold tenants back, whose they may be"
                 " (parked_too_long)"
             )
-            return []
+            return ()
         return held
 
 
@@ -483,7 +482,7 @@ class Proof:
         self._keys = plan.keys(stream)
         self._entries, self._runs, self._proofs = data_sets(place, self._keys)
         self._link = BulkReader(near(plan.redis_url, stream))
-        self._found: list[tuple[str, int, list[Example]]] = []  # (check, count, the first of them)
+        self._found: list[AuditFinding] = []
         self.span: dict[str, Any] = {"since_ms": None, "executions": 0, "before": ""}
         self._begins = False  # the span, with the new executions
 
@@ -631,20 +630,22 @@ class Proof:
         left = "SELECT count(*) FROM entries ANTI JOIN ended USING (stream, id) ANTI JOIN is_open USING (stream, id)"
         return int(engine.rows(f"{left} WHERE ms <= {self._known[4]}")[0][0]) if self._begins else 0
 
-    def _confirm(self, found: Mapping[tuple[str, str], tuple[int, list[Example]]]) -> list[str]:
+    def _confirm(self, found: Iterable[AuditFinding]) -> list[str]:
         """Look again at what moves, and return the entries that were taken for lost and are pending."""
         keys, moved = self._keys, list[str]()
-        for (name, _), (count, examples) in found.items():
-            held = examples
+        for one in found:
+            name, held = one.check.name, one.examples
             if name in MOVING:  # whether it is trimmed by now or not: it is in the archive
-                asked = [("XPENDING", keys.stream, keys.group, one.id, one.id, 1) for one in examples]
-                rows = zip(examples, self._link.all_of(asked), strict=True)
-                owners = {one.id: entry[0][1] for one, entry in rows if entry}
-                moved += [one for one in owners if name == "lost"]
-                held = [one for one in examples if (one.id in owners) is (name != "lost")]
-                held = [one for one in held if name != "dead_and_pending" or owners[one.id] != HALTED]
+                asked = [("XPENDING", keys.stream, keys.group, each.id, each.id, 1) for each in held]
+                rows = zip(held, self._link.all_of(asked), strict=True)
+                owners = {each.id: entry[0][1] for each, entry in rows if entry}
+                moved += [each for each in owners if name == "lost"]
+                held = tuple(each for each in held if (each.id in owners) is (name != "lost"))
+                if name == "dead_and_pending":
+                    held = tuple(each for each in held if owners[each.id] != HALTED)
             if held:
-                self._found.append((name, count if len(held) == len(examples) else len(held), held))
+                count = one.count if len(held) == len(one.examples) else len(held)
+                self._found.append(replace(one, count=count, examples=held))
         return moved
 
     def _compare_with_standing(self) -> None:
@@ -653,13 +654,14 @@ class Proof:
         old = chain.from_iterable(one.read().to_pylist() for one in found)
         standing = {(row["check"], row["stream"], row["id"] or row["owner"], row["ticket"]): row for row in old}
         self.fresh: list[AuditFinding] = []
-        for check, count, examples in self._found:
-            told = {(check, one.stream, one.id or one.owner, one.ticket): one for one in examples}
-            new = [one for about, one in told.items() if about not in standing]
-            standing |= {about: {"check": check, **one._asdict()} for about, one in told.items()}
+        for one in self._found:
+            check = one.check.name
+            told = {(check, each.stream, each.id or each.owner, each.ticket): each for each in one.examples}
+            new = [each for about, each in told.items() if about not in standing]
+            standing |= {about: {"check": check, **each._asdict()} for about, each in told.items()}
             if new:
-                count, shown = count + len(new) - len(examples), tuple(new[: findings.SHOWN])
-                self.fresh.append(AuditFinding(CHECKS[check], self._keys.stream, count, shown))
+                count, shown = one.count + len(new) - len(one.examples), tuple(new[: findings.SHOWN])
+                self.fresh.append(replace(one, count=count, examples=shown))
         self.standing = list(standing.values())
 
     def _unproven(self, facts: dict[str, Any], unjudged: int) -> Iterator[tuple[bool, str]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +17,6 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     Filter,
     InputPartition,
@@ -162,7 +160,7 @@ class _StreamReader(DataSourceStreamReader):
         return self.of.read(partition)
 
 
-class _Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+class _Writer(DataSourceArrowWriter):
     """Send rows as messages, each task in the order of its rows; what was sent is sent, whatever comes of the job."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -209,9 +207,6 @@ def _source(named: str, arrow: pa.Schema, reads: type[_Reader]) -> type[DataSour
                 raise ValueError("only redis_stream is written to, with mode append and the columns ticket and fields")
             return _Writer(self.options)
 
-        def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-            return self.writer(schema, False)
-
     return Source
 
 
@@ -226,16 +221,3 @@ def register(spark: Any) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     for name, about in _SOURCES.items():
         spark.dataSource.register(_source(name, *about))
-
-
-def read_into(context: Any, source: str, options: Mapping[str, str], stem: Path) -> tuple[list[Path], pa.Schema]:
-    """Let Spark's workers read, and write Parquet files ``<stem>-<n>.parquet`` of the schema that is returned."""
-    schema, reader = _SOURCES[source][0], _SOURCES[source][1](options)
-
-    def write(numbered: tuple[int, InputPartition]) -> Path:
-        file = stem.with_name(f"{stem.name}-{numbered[0]}.parquet")
-        batches.write(file, schema, reader.read(numbered[1]))
-        return file
-
-    parts = [*enumerate(reader.partitions())]
-    return context.parallelize(parts, len(parts)).map(write).collect(), schema

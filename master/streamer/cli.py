@@ -31,27 +31,15 @@ _BIND = "USHER_OUTBOX_BIND"
 _STOP_S = 16.0
 
 
-@click.command(
-    help=(
-        "Run the streamer: rows that an application has committed to its outbox become messages of the ticket stream."
-        " Start two: one streams, one stands by. First make the tables with --migrate, or put what --schema prints into"
-        " your own migrations."
-    )
-)
+@click.command()
 @click.option("--migrate", is_flag=True, help="Create the outbox' tables, and exit.")
-@click.option(
-    "--schema",
-    "dialect",
-    type=click.Choice(DIALECTS),
-    help="Print the tables' SQL, and exit, without connecting to anything.",
-)
-@click.option(
-    "--waiting",
-    is_flag=True,
-    help="Print how many rows are staged and how many were refused, and exit (exit code 1 when some were refused).",
-)
+@click.option("--schema", "dialect", type=click.Choice(DIALECTS), help="Print the tables' SQL, and exit.")
+@click.option("--waiting", is_flag=True, help="Print how many rows are staged and refused; exit code 1: some refused.")
 @options(StreamerSettings)
 def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting: bool) -> None:
+    """Run the streamer: rows that an application has committed to its outbox become messages of the ticket stream.
+    Start two: one streams, one stands by. First make the tables with --migrate, or put what --schema prints into your
+    own migrations."""
     if dialect:
         click.echo(schema(dialect), nl=False)
         return
@@ -100,9 +88,8 @@ def _looked(settings: StreamerSettings, migrate: bool) -> int:
             return 0
         store.check()
         staged, refused = store.waiting()
-        click.echo(
-            f"{staged:,} staged, {refused:,} refused, {pluralize(store.halted(), 'ticket')} halted by refused rows"
-        )
+        halted = pluralize(store.halted(), "ticket")
+        click.echo(f"{staged:,} staged, {refused:,} refused, {halted} halted by refused rows")
         return 1 if refused else 0
     except (SqlTrouble, sa.exc.SQLAlchemyError) as trouble:  # the latter: for example a missing right
         raise StartRefused(f"USHER_OUTBOX_URL: {driver_message(trouble)}") from trouble

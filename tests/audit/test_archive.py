@@ -16,7 +16,7 @@ import pytest
 from tests.audit.seeding import GROUP, Killed, Seeder, die, kill_at
 from tests.commands import usher
 from usher.common.base.errors import StartRefused
-from usher.common.outbox.store import migrate, open_engine
+from usher.common.outbox.store import OutboxStore
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
@@ -199,9 +199,9 @@ def test_each_group_has_a_run_log_of_its_own(
 def states_of(path: Path, *consumers: tuple[str, str, str]) -> str:
     """The outbox' tables with these (name, last id, state); without a state there is no row of it."""
     url = f"sqlite:///{path}"
-    engine = open_engine(url, "test")
-    migrate(engine)
-    engine.dispose()
+    store = OutboxStore(url)
+    store.migrate()
+    store.close()
     with sqlite3.connect(path) as sql:
         for name, last_id, state in consumers:
             sql.execute("INSERT INTO checkpoints (name, stream, last_id) VALUES (?, 's', ?)", (name, last_id))

@@ -191,5 +191,7 @@ def test_spark_connect_finds_what_duckdb_finds(link: Link, redis_url: str, tmp_p
         finally:
             process.terminate()
             process.wait(30)
-    aged = {one for one in found[0] ^ found[1] if one[0] == "consumer_leaked"}  # they were younger in the first run
+    aged = {
+        one for one in found[0] ^ found[1] if one[0] in ("consumer_leaked", "idle_too_long")
+    }  # they were younger in the first run
     assert found[0] ^ found[1] == aged and len(found[0]) >= len(faults) // 2

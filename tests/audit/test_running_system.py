@@ -57,7 +57,7 @@ def test_a_system_at_work_has_no_findings(
             for session in itertools.islice(itertools.cycle(sessions), audits):
                 running = AuditRun(session, plan, tmp_path)
                 reports.append(running.run())
-                suspects.update({place: count for place, (count, _) in running.suspects.items()})
+                suspects.update({(one.check.name, one.stream): one.count for one in running.suspects})
         finally:
             stop.set()
             sender.join()

@@ -253,4 +253,4 @@ def test_workers_of_another_python_are_named(
         program.chmod(0o755)
         monkeypatch.setattr(spark.spark.sparkContext, "pythonExec", str(program))
         with pytest.raises(StartRefused, match=why), refusing("the audit was not finished"):
-            spark.read("pending", "redis_pending", {"url": redis_url, "stream": "s", "group": GROUP}, tmp_path)
+            spark.read("pending", "redis_pending", {"url": redis_url, "stream": "s", "group": GROUP})

@@ -15,7 +15,7 @@ import pytest
 from tests.commands import usher
 from usher.common.base.errors import StartRefused
 from usher.common.outbox.log_consumer import stored_states
-from usher.common.outbox.store import migrate, open_engine
+from usher.common.outbox.store import OutboxStore
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 
@@ -87,7 +87,7 @@ def test_what_the_reconciler_cannot_read_is_named(tmp_path: Path) -> None:
         stored_states(url, "--states-url", "s")
     with pytest.raises(StartRefused, match="--states-url cannot be used"):
         stored_states("nonsense", "--states-url", "s")
-    migrate(open_engine(url, "url"))
+    OutboxStore(url).migrate()
     with sqlite3.connect(tmp_path / "empty.db") as sql:
         sql.execute("INSERT INTO checkpoints (name, stream, last_id) VALUES ('c', 's', '1-1')")
         sql.execute("INSERT INTO consumer_states (name, stream, state) VALUES ('c', 's', '{')")

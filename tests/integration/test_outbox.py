@@ -27,9 +27,6 @@ from usher.common.outbox.store import (
     LogRecord,
     OutboxMisused,
     OutboxStore,
-    check_schema,
-    migrate,
-    open_engine,
     write_all_to_outbox,
     write_to_outbox,
 )
@@ -259,17 +256,17 @@ def test_a_subclass_of_sqlites_connection_will_do(sqlite_outbox: Outbox, tmp_pat
 
 
 def test_a_migration_is_made_once_also_by_several_at_once(outbox_url: str) -> None:
-    engines = [open_engine(outbox_url, "test") for _ in range(3)]
+    stores = [OutboxStore(outbox_url) for _ in range(3)]
     done: list[bool] = []
-    threads = [threading.Thread(target=lambda engine=engine: done.append(migrate(engine))) for engine in engines]  # type: ignore[misc]
+    threads = [threading.Thread(target=lambda store=store: done.append(store.migrate())) for store in stores]  # type: ignore[misc]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     assert sorted(done) == [False, False, True]
-    for engine in engines:
-        check_schema(engine, "test")
-        engine.dispose()
+    for store in stores:
+        store.check()
+        store.close()
 
 
 def test_a_database_without_the_tables_is_refused_with_the_way_out(outbox_url: str) -> None:
@@ -393,7 +390,7 @@ def test_a_look_and_a_removal_touch_their_own_rows_when_the_statistics_say_that_
         connection.execute(sa.text("ANALYZE staged_log_records"))
     postgres_outbox.stage_many(3000)
     read = postgres_outbox.store.batch(100)
-    values = {"count": 100, "bytes": 1 << 20, "row_bytes": 1 << 20}
+    values: dict[str, Any] = {"count": 100, "bytes": 1 << 20}
     values |= {"ids": [row.id for row in read], "uids": [row.uid for row in read]}
     for name in ("batch", "remove"):
         with postgres_outbox.engine.begin() as connection:

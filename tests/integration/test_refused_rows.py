@@ -52,13 +52,10 @@ def test_a_refused_row_halts_its_ticket_until_it_is_put_back_before_the_others(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    hand = hands(outbox, **_HALTS, row_bytes=10_000)
-    outbox.stage(
-        LogRecord("T", "a", "o", 1, "1"),
-        LogRecord("T", "a", "o", "x" * 20_000, "2"),
-        LogRecord("T", "a", "o", 3, "3"),
-        LogRecord("U", "a", "o", 4, "4"),
-    )
+    hand = hands(outbox, **_HALTS)
+    outbox.stage(LogRecord("T", "a", "o", 1, "1"))
+    outbox.stage_odd()
+    outbox.stage(LogRecord("T", "a", "o", 3, "3"), LogRecord("U", "a", "o", 4, "4"))
     assert _explained(outbox, redis_url, capsys, "T")["state"] == "in_outbox"
     hand.turn()
     assert uids(link) == ["1", "4"], "what stands behind a refused row in its batch waits too"
@@ -71,14 +68,14 @@ def test_a_refused_row_halts_its_ticket_until_it_is_put_back_before_the_others(
     assert [one["halts_its_ticket"] for one in refusals] == [True]
     told = _explained(outbox, redis_url, capsys, "T")
     assert told["state"] == "unread", "what was sent before it waits for a master"
-    assert "(row_too_large) and halts the ticket, with 2 later rows behind it" in told["sentences"][-1]
+    assert "(uid_too_long) and halts the ticket, with 2 later rows behind it" in told["sentences"][-1]
     link.call("DEL", STREAM)
     assert _explained(outbox, redis_url, capsys, "T")["state"] == "halted_in_outbox"
     assert _explained(outbox, redis_url, capsys, "U")["state"] == "idle"
     dialect = outbox.store.dialect
     _mended(
         outbox,
-        "UPDATE refused_log_records SET data = '2' WHERE id = :id",
+        "UPDATE refused_log_records SET uid = '2' WHERE id = :id",
         queries(dialect)["put_back_first"],
         "DELETE FROM refused_log_records WHERE id = :id",
     )
@@ -92,8 +89,9 @@ def test_a_refused_row_halts_its_ticket_until_it_is_put_back_before_the_others(
 def test_a_ticket_goes_on_without_a_refused_row_that_is_deleted(
     sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link
 ) -> None:
-    hand = hands(sqlite_outbox, **_HALTS, row_bytes=10_000)
-    sqlite_outbox.stage(LogRecord("T", "a", "o", "x" * 20_000, "1"), LogRecord("T", "a", "o", 2, "2"))
+    hand = hands(sqlite_outbox, **_HALTS)
+    sqlite_outbox.stage_odd()
+    sqlite_outbox.stage(LogRecord("T", "a", "o", 2, "2"))
     hand.turn(2)
     assert uids(link) == []
     _mended(sqlite_outbox, "DELETE FROM refused_log_records WHERE id = :id")
@@ -116,8 +114,8 @@ def test_rows_without_a_usable_ticket_park_nothing(
 def test_a_refused_row_that_parks_nothing_is_explained_and_an_outbox_that_is_away_is_no_reason_to_say_nothing(
     sqlite_outbox: Outbox, hands: Callable[..., Hand], redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sqlite_outbox.stage(LogRecord("T", "a", "o", "x" * 20_000, "1"))
-    hands(sqlite_outbox, row_bytes=10_000).turn()
+    sqlite_outbox.stage_odd()
+    hands(sqlite_outbox).turn()
     told = _explained(sqlite_outbox, redis_url, capsys, "T")
     assert (told["state"], told["reasons"][0]["code"]) == ("idle", "refused_in_outbox")
     with sqlite_outbox.engine.begin() as connection:

@@ -168,9 +168,7 @@ def test_postgres_sets_aside_too_and_a_row_can_be_put_back(
     assert uids(link) == ["x"]
 
 
-def test_ten_megabytes_go_through_alone_and_more_than_allowed_is_set_aside(
-    outbox: Outbox, hands: Callable[..., Hand], link: Link
-) -> None:
+def test_ten_megabytes_go_through_alone(outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
     large = "x" * 10_000_000
     outbox.stage(
         LogRecord("T", "a", "o", 1, "1"), LogRecord("T", "a", "o", large, "2"), LogRecord("T", "a", "o", 3, "3")
@@ -180,11 +178,6 @@ def test_ten_megabytes_go_through_alone_and_more_than_allowed_is_set_aside(
     hands(outbox).turn(2)
     assert uids(link) == ["1", "2", "3"]
     assert len(entries(link)[1][b"data"]) == 10_000_002
-    outbox.stage(LogRecord("T", "a", "o", large, "4"), LogRecord("T", "a", "o", 5, "5"))
-    link.call("DEL", "{log}:streamer-outbox")
-    hands(outbox, row_bytes=9_000_000).turn(2)
-    assert uids(link) == ["1", "2", "3", "5"]
-    assert outbox.rows("SELECT uid, reason FROM refused_log_records") == [("4", "row_too_large")]
 
 
 # ---- Redis ----

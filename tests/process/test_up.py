@@ -35,7 +35,7 @@ from usher.common.base.errors import StartRefused
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, find_redis_server, free_port
-from usher.deploy.local.up import CONFIGURATION, LocalSettings, can_prove, environment, plan
+from usher.deploy.local.up import CONFIGURATION, LocalSettings, Supervision, can_prove, environment
 
 pytestmark = pytest.mark.process
 
@@ -322,17 +322,19 @@ def test_one_message_names_every_bad_setting_of_usher_up_and_of_its_programs(fol
 def test_the_port_of_redis_may_not_be_one_of_the_masters(folder: Path) -> None:
     port = free_port(2)
     with pytest.raises(StartRefused, match=f"USHER_REDIS_PORT: {port + 1} is a port of the masters too .USHER_PORT"):
-        plan(LocalSettings(port=port, redis_port=port + 1, state_dir=folder), {})
-    planned = [plan(LocalSettings(port=port, state_dir=folder), environ_for(folder)) for _ in range(2)]
+        Supervision(LocalSettings(port=port, redis_port=port + 1, state_dir=folder), {})
+    planned = [Supervision(LocalSettings(port=port, state_dir=folder), environ_for(folder)) for _ in range(2)]
     assert planned[0].redis_port == planned[1].redis_port not in (port, port + 1)
     with pytest.raises(StartRefused, match="too long for the sockets in it"):
-        plan(LocalSettings(port=port, state_dir=folder / ("x" * 80)), {})
+        Supervision(LocalSettings(port=port, state_dir=folder / ("x" * 80)), {})
 
 
 def test_the_program_of_redis_that_is_asked_for_is_told_to_who_starts_it(folder: Path) -> None:
     own = folder / "own-redis"
     own.symlink_to(find_redis_server())
-    planned = plan(LocalSettings(port=free_port(2), state_dir=folder, redis_server=str(own)), environ_for(folder))
+    planned = Supervision(
+        LocalSettings(port=free_port(2), state_dir=folder, redis_server=str(own)), environ_for(folder)
+    )
     assert planned.environ["USHER_REDIS_SERVER"] == str(own)
 
 

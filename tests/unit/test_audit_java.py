@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from usher.common.base.errors import StartRefused
-from usher.master.audit.engine import _SECRET, GATEWAY, first_cause, spark_engine
+from usher.master.audit.engine import GATEWAY, first_cause, refusing, spark_engine
 from usher.master.audit.settings import AuditChoices
 
 
@@ -54,9 +54,14 @@ def test_of_a_java_that_has_ended_the_kind_of_error_is_told() -> None:
     assert first_cause(Gone()) == "Gone"
 
 
+def test_a_java_that_ended_between_two_calls_is_left_to_who_started_it() -> None:
+    with pytest.raises(ConnectionRefusedError), refusing("the audit was not finished"):
+        raise ConnectionRefusedError
+
+
 def test_the_private_names_of_pyspark_are_there() -> None:
-    """Sessions begin and end with them; by the variables pyspark finds a Java that runs, and else starts one more."""
+    """Sessions end with them; by the variable pyspark finds a Java that runs, and else starts one more."""
     context = pytest.importorskip("pyspark").SparkContext
     assert {"_gateway", "_jvm"} <= vars(context).keys()
     asked = inspect.getsource(importlib.import_module("pyspark.java_gateway"))
-    assert f'os.environ["{GATEWAY}"]' in asked and f'os.environ["{_SECRET}"]' in asked
+    assert f'os.environ["{GATEWAY}"]' in asked

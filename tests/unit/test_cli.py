@@ -230,7 +230,7 @@ class TestRelay:
     def test_control_characters_do_not_reach_the_terminal(self, tmp_path: Path) -> None:
         relay = Relay(tmp_path)
         (tmp_path / "c.log").write_bytes(b"\x1b[31mred\x07 \xff\n")
-        assert relay.lines() == ["c            | \ufffd[31mred\ufffd \ufffd"]
+        assert relay.lines() == ["c            | \\x1b[31mred\\x07 \ufffd"]
 
 
 def test_what_needs_an_extra_says_so_without_it_and_the_tables_of_an_outbox_need_none() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from usher.deploy.demo.handlers import DemoVerdict, Execution, count_ended, executions, judge
+from usher.deploy.demo.handlers import Execution, count_ended, executions, judge
 
 SENT = [("1-0", "A"), ("2-0", "A"), ("3-0", "B"), ("4-0", "A")]
 
@@ -22,8 +23,8 @@ def good() -> list[Execution]:
     return [run("1-0", 10, 20), run("2-0", 20, 30), run("3-0", 12, 18, ticket="B", pid=8), run("4-0", 31, 40)]
 
 
-def verdict(executions: list[Execution], **facts: object) -> DemoVerdict:
-    return judge(SENT, executions, seconds=2.0, **facts)  # type: ignore[arg-type]
+def verdict(executions: list[Execution], **facts: object) -> SimpleNamespace:
+    return SimpleNamespace(**judge(SENT, executions, seconds=2.0, **facts))  # type: ignore[arg-type]
 
 
 def test_a_good_run_is_clean_and_counted() -> None:
@@ -87,9 +88,9 @@ def test_one_fault_in_a_long_random_history_is_found(fault: str) -> None:
     for seed in range(30):
         rng = random.Random(seed)
         sent, runs = history(rng, 200, 12)
-        assert judge(sent, runs, seconds=1.0).clean, seed
+        assert judge(sent, runs, seconds=1.0)["clean"], seed
         spoil(runs, fault, rng)
-        assert not judge(sent, runs, seconds=1.0).clean, (fault, seed)
+        assert not judge(sent, runs, seconds=1.0)["clean"], (fault, seed)
 
 
 def history(rng: random.Random, count: int, tickets: int) -> tuple[list[tuple[str, str]], list[Execution]]:

@@ -21,7 +21,7 @@ from usher.common.base.errors import SettingsError, StartRefused, UsherError
 from usher.common.http.credentials import Role, line_of
 from usher.common.redis.acl import USERS, acl_file
 from usher.consumer.settings import ConsumerSettings
-from usher.deploy.local.init_deploy import DEPLOY, Host, plan, write
+from usher.deploy.local.init_deploy import DEPLOY, Host, write
 from usher.deploy.local.up import AROUND_DRAIN_S, LocalSettings
 
 _ELSEWHERE = {"USHER_REDIS_URL": "redis://:pw@10.0.0.9:6379/0", "USHER_API_TOKEN": "token"}
@@ -37,7 +37,7 @@ def folder() -> Iterator[Path]:
 def planned(
     *roles: str, folder: str | Path = "/srv/usher", host: str = "127.0.0.1", environ: dict[str, str] | None = None
 ) -> Host:
-    return plan(Path(folder), roles or ("all",), host, 2, "shop:handle", environ or {})
+    return Host(Path(folder), roles or ("all",), host, 2, "shop:handle", environ or {})
 
 
 def sections(host: Host) -> dict[str, dict[str, str]]:

@@ -11,9 +11,7 @@ from usher.common.protocol.stream_id import Span
 
 
 def _row(**changed: object) -> Row:
-    return Row(
-        **({"id": 1, "uid": "u", "ticket_id": "T", "action": "a", "object": "o", "data": "{}", "size": 2} | changed)
-    )  # type: ignore[arg-type]
+    return Row(**({"id": 1, "uid": "u", "ticket_id": "T", "action": "a", "object": "o", "data": "{}"} | changed))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -23,7 +21,6 @@ def _row(**changed: object) -> Row:
         ({"ticket_id": "x" * (LONGEST_TICKET + 1)}, "ticket_id_too_long"),
         ({"uid": ""}, "empty_uid"),
         ({"uid": "x" * (LONGEST_UID + 1)}, "uid_too_long"),
-        ({"data": None}, "row_too_large"),
         ({"data": b"\xff"}, "data_not_utf8"),
         ({"data": "\udcff"}, "data_not_utf8"),
         ({"ticket_id": "\udcff"}, "ticket_id_not_utf8"),
@@ -41,11 +38,11 @@ def test_a_row_that_can_become_no_message_has_a_reason_and_stops_no_other(
 
 
 def test_where_a_refused_row_halts_its_ticket_what_stands_behind_it_is_left_alone() -> None:
-    rows = [_row(id=1), _row(id=2, data=None), _row(id=3), _row(id=4, ticket_id="U"), _row(id=5, uid="")]
+    rows = [_row(id=1), _row(id=2, data=b"\xff"), _row(id=3), _row(id=4, ticket_id="U"), _row(id=5, uid="")]
     batch = encode(rows, halts=True)
-    assert ([row_id for row_id, _ in batch.names], batch.refused) == ([1, 4], [(2, "row_too_large", True)])
+    assert ([row_id for row_id, _ in batch.names], batch.refused) == ([1, 4], [(2, "data_not_utf8", True)])
     for ticket in ("", "x" * (LONGEST_TICKET + 1), "\udcff"):
-        refused = encode([_row(id=1, ticket_id=ticket), _row(id=2, ticket_id=ticket, data=None)], halts=True).refused
+        refused = encode([_row(id=1, ticket_id=ticket), _row(id=2, ticket_id=ticket, data=b"\xff")], halts=True).refused
         assert [(one.id, one.halts) for one in refused] == [(1, False), (2, False)], "there is nothing to keep in order"
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from usher.consumer.handlers.error_trace import is_users
-from usher.consumer.torture.stage import LineStops
-from usher.consumer.torture.stories import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, WAKE, places
+from usher.consumer.torture.stage import counted
+from usher.consumer.torture.stories import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, WAKE, explain, places
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
@@ -47,11 +47,22 @@ def test_a_handler_is_stopped_before_the_line_that_was_asked_for() -> None:
     places_told: list[str] = []
     for at in (0, 1, 2, 3):
         reached.clear()
-        steps = LineStops(__file__, at, lambda where: places_told.append(f"{where} after {len(reached)}"))
-        steps.call(handler)
-        assert steps.count == 3
+        _, count = counted(handler, __file__, at, lambda where: places_told.append(f"{where} after {len(reached)}"))
+        assert count == 3
     wanted = [f'reached.append("{word}") after {count}' for count, word in enumerate(("one", "two", "three"))]
     assert [told.partition(": ")[2] for told in places_told] == wanted
+
+
+def test_a_sum_tells_how_often_each_message_was_added() -> None:
+    two, all_three = "message 1 twice, message 2 twice", "message 1 twice, message 2 twice, message 3 twice"
+    for seen, told in (
+        (121, "10 too much: your handler added message 2 twice"),
+        (101, "10 too little: your handler added message 2 not at all"),
+        (122, f"11 too much: your handler added {two}"),
+        (222, f"111 too much: your handler added {all_three}"),
+        (50, "61 too little"),
+    ):
+        assert explain((None, 1, 11, 111), seen) == told
 
 
 def test_lines_of_libraries_of_python_and_of_usher_do_not_count(tmp_path: Path) -> None:
