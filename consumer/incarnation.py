@@ -18,7 +18,6 @@ from usher.common.observability.metrics import DeadLetterNotifier, Metrics
 from usher.common.protocol.attempts import CLEARED, ENDED, GIVEN_UP
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.marks import MarkFields, parse_weights
-from usher.common.protocol.run_log import Ran
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link, SameServer
 from usher.common.redis.replies import Order
@@ -264,7 +263,7 @@ class Incarnation:
         self.acker = self.acker_type(self.steps("ack"), lanes, self.reporter, waits, settings.run_log_length, on_lost)
         self.bell = DeadLetterNotifier(metrics, settings, settings.consumer_name, keys)
         self.acker.policy = handler.options.dead_letter_policy or settings.dead_letter_policy
-        self.acker.on_dead_letter, self.acker.ran = self._ring, Ran(settings.handler, settings.marks)
+        self.acker.on_dead_letter, self.acker.ran = self._ring, (settings.handler, settings.marks)
         policy, limit_s = terms(settings, handler.options)
         self._limit_s = limit_s or math.inf
         self.executor = Executor(lanes, self.acker, journal, self.lease, policy, is_strict, limit_s, self._broken)
@@ -370,7 +369,8 @@ class Incarnation:
         self._on_lost(why, is_explained=False)
 
     def _ring(self, letter: Letter) -> None:
-        self.bell.ring(letter.ticket, letter.id, letter.reason, letter.error_type, letter.attempts, letter.policy)
+        how = {"error_type": letter.error_type, "attempts": letter.attempts, "policy": letter.policy}
+        self.bell.ring(letter.ticket, letter.id, letter.reason, **how)
 
     def _works(self) -> bool:
         """Return whether all parts live and the reader makes progress; the lease is renewed only then. Paused lanes

@@ -18,7 +18,8 @@ from usher.common.protocol.stream_id import rank
 from usher.common.protocol.ticket_states import is_waiting
 from usher.common.readers.loop import LoopOptions
 from usher.common.redis.acl import USERS
-from usher.common.redis.client import ClientLink, CommandRefused
+from usher.common.redis.client import CommandRefused
+from usher.common.redis.client import Link as ClientLink
 from usher.common.redis.embedded import EmbeddedRedis, find_redis_server, free_port, server_of
 from usher.common.redis.endpoints import near
 from usher.common.redis.replies import group_of, pairs

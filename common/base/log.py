@@ -243,24 +243,17 @@ class LogHandler(logging.Handler):
 
     def _write_safely(self, record: logging.LogRecord) -> None:
         try:
-            self._write(record)
-        except Exception as problem:
-            self._tell_unreadable(record, problem)
-
-    def _write(self, record: logging.LogRecord) -> None:
-        facts, message = _facts(record), record.getMessage()
-        encoded = f"{self._line(record, message, facts)}\n".encode(self._encoding, "backslashreplace")
-        with self._lock:
-            self.stderr.write(encoded)
-
-    def _tell_unreadable(self, record: logging.LogRecord, problem: Exception) -> None:
-        """Say that a line could not be made of a record, and what is known of it. Python would print a traceback."""
-        try:
-            said, where = _shown(repr, record.msg)[:500], f"{record.pathname}:{record.lineno}"
-            why = format_error(problem)
-            event("log_line_unreadable", level=WARNING, said=said, where=where, why=why)
-        except Exception:  # without memory or stack
-            self.stderr.dropped += 1
+            facts, message = _facts(record), record.getMessage()
+            encoded = f"{self._line(record, message, facts)}\n".encode(self._encoding, "backslashreplace")
+            with self._lock:
+                self.stderr.write(encoded)
+        except Exception as problem:  # no line can be made of it: Python would print a traceback
+            try:
+                said, where = _shown(repr, record.msg)[:500], f"{record.pathname}:{record.lineno}"
+                why = format_error(problem)
+                event("log_line_unreadable", level=WARNING, said=said, where=where, why=why)
+            except Exception:  # without memory or stack
+                self.stderr.dropped += 1
 
     def _human(self, record: logging.LogRecord, message: str, facts: dict[Any, Any]) -> str:
         clock = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")

@@ -58,11 +58,7 @@ def span(ms: float | None) -> str:
 
 
 def json_safe(text: str) -> str:
-    """Spell out the bytes of ``text`` that are not UTF-8 (surrogates): JSON cannot hold them.
-
-    >>> json_safe("a\\udcff")
-    'a\\\\xff'
-    """
+    """Spell out the bytes of ``text`` that are not UTF-8 (surrogates): JSON cannot hold them."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
@@ -92,11 +88,7 @@ def pluralize(count: int, noun: str, nouns: str = "") -> str:
 
 
 def label(word: str) -> str:
-    """Return the word that is shown for a severity or a state.
-
-    >>> label("bad"), label("handed_over")
-    ('Critical', 'handed over')
-    """
+    """Return the word that is shown for a severity or a state."""
     return _LABELS.get(word, word.replace("_", " "))
 
 
@@ -128,9 +120,5 @@ def json_line(document: object) -> str:
 
 
 def info_lines(reply: bytes) -> dict[str, str]:
-    """Return the ``name:value`` lines of Redis' INFO and CLUSTER INFO.
-
-    >>> info_lines(b"# Memory\\r\\nmaxmemory:0\\r\\n")
-    {'maxmemory': '0'}
-    """
+    """Return the ``name:value`` lines of Redis' INFO and CLUSTER INFO."""
     return dict(line.split(":", 1) for line in reply.decode(errors="replace").splitlines() if ":" in line)

@@ -35,7 +35,7 @@ from usher.common.doctor.judgements import (
     memory_of,
 )
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
-from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses, parse_mishaps
+from usher.common.protocol.mishaps import MISHAPS, losses_command, parse_losses, parse_mishaps
 from usher.common.protocol.registration import parse
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SHARDS, SourceSelection, shard_of
 from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
@@ -313,7 +313,7 @@ class _Stream:
         if self._lag is None:  # before 7.0, and after a trim in the middle, the number is not known unless it is 0
             unread = ("XRANGE", self._keys.stream, b"(" + self._group[b"last-delivered-id"], "+", "COUNT", 1)
             self._lag = None if self._link.call(*unread) else 0
-        for name, pending in self._reader.group_consumers():
+        for name, pending in self._reader.pending_counts().items():
             if pending:
                 text, state = name.decode(errors="replace"), "lost" if b":" in name else "unknown"
                 state = "reserved" if name in (MASTER, HALTED) else self._states.get(text, state)
@@ -414,12 +414,12 @@ class _Stream:
     def _mishaps(self) -> Iterator[DoctorFinding]:
         """Judge what somebody did to the stream or its pending list by hand, and the newest declared losses: for a day
         they are a reason to act."""
-        told = parse_mishaps([self._counters.get(name.encode()) for name in Mishaps._fields])
+        told = parse_mishaps([self._counters.get(name.encode()) for name in MISHAPS])
         counted, unread, now_s = self._counters.get(b"cut_at " + self._keys.stream.encode()), 0, self._now_ms / 1000
         if self._group:
             unread = cut_unread(self._group, self._of_stream, counted)
-        if cut := told.unread_cut + unread:
-            is_new = bool(unread) or now_s - told.unread_cut_s < _RECENT_S
+        if cut := told["unread_cut"] + unread:
+            is_new = bool(unread) or now_s - told["unread_cut_s"] < _RECENT_S
             seen = f"{cut:,} were cut before they were read" + ("" if is_new else ", none of them in the last day")
             means = "these messages were sent and never handled, and they have no dead letter"
             do = "send them again; trim with `usher trim` alone: no MAXLEN or MINID in producers, no XTRIM"

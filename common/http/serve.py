@@ -57,8 +57,7 @@ from usher.common.base.clock import CHANCE
 from usher.common.base.errors import SettingsError, StartRefused, UsherError
 from usher.common.base.log import CRITICAL, DEBUG, ERROR, WARNING, event, flush
 from usher.common.http.credentials import FileValue
-from usher.common.runtime.fork_guard import end_children_by, try_for
-from usher.common.runtime.memory import oom_kills
+from usher.common.runtime.fork_guard import end_children_by, oom_kills, try_for
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.common.runtime.settings import is_loopback
 

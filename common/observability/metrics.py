@@ -12,6 +12,7 @@ import binascii
 import functools
 import hashlib
 import hmac
+import itertools
 import platform
 import secrets
 import threading
@@ -47,36 +48,29 @@ LONG_US = tuple(
 
 
 class DurationHistogram:
-    """A histogram of durations. Written by one thread; a reader may see a value that the sum does not include yet.
+    """A histogram of durations: ``counts`` of those up to each bound, and of those above all. Written by one thread; a
+    reader may see a value that the sum does not include yet.
 
     >>> timings = DurationHistogram((10, 20))
     >>> timings.add([5, 10, 11, 99])
-    >>> timings.cumulative()
-    [(1e-05, 2), (2e-05, 3), (inf, 4)]
+    >>> timings.counts
+    [2, 1, 1]
     """
 
     def __init__(self, bounds_us: tuple[int, ...] = SHORT_US) -> None:
-        self._bounds_us = bounds_us
-        self._counts = [0] * (len(bounds_us) + 1)
+        self.bounds_us = bounds_us
+        self.counts = [0] * (len(bounds_us) + 1)
         self.sum_us = 0
 
     def add(self, values_us: Iterable[int]) -> None:
         """Add durations in microseconds; one below zero (of two clocks) counts as zero."""
-        counts, bounds = self._counts, self._bounds_us
+        counts, bounds = self.counts, self.bounds_us
         total = 0
         for value in values_us:
             counts[bisect_left(bounds, value)] += 1
             if value > 0:
                 total += value
         self.sum_us += total
-
-    def cumulative(self) -> list[tuple[float, int]]:
-        """Return pairs (upper bound in seconds, number of values up to it), the last bound infinite."""
-        total, rows = 0, []
-        for bound, count in zip((*(us / 1e6 for us in self._bounds_us), float("inf")), self._counts, strict=True):
-            total += count
-            rows.append((bound, total))
-        return rows
 
 
 core: Any = Late("prometheus_client.core")
@@ -228,7 +222,8 @@ def _by_label(family: Any, values: Mapping[str, float]) -> Metric:
 
 
 def histogram(name: str, text: str, timings: DurationHistogram) -> Metric:
-    rows = [("+Inf" if bound == float("inf") else repr(bound), count) for bound, count in timings.cumulative()]
+    bounds = (*(repr(us / 1e6) for us in timings.bounds_us), "+Inf")
+    rows = [*zip(bounds, itertools.accumulate(timings.counts), strict=True)]
     return core.HistogramMetricFamily(f"usher_{name}", text, buckets=rows, sum_value=timings.sum_us / 1e6)
 
 
@@ -382,24 +377,9 @@ class DeadLetterNotifier:
         if url:
             self.services = (Webhook(url, about, secret=settings.webhook_secret, ca=settings.tls_ca),)
 
-    def ring(
-        self,
-        ticket: bytes,
-        message_id: bytes,
-        reason: str,
-        error_type: str = "",
-        attempts: int = 0,
-        policy: str = "skip",
-    ) -> None:
+    def ring(self, ticket: bytes, message_id: bytes, reason: str, **more: Any) -> None:
+        """``more``: ``error_type``, ``attempts``, ``policy``, as far as there are such."""
         self._count(reason)
+        told = {"ticket_id": ticket.decode(errors="replace"), "message_id": message_id.decode(errors="replace")}
         for webhook in self.services:
-            webhook.add(
-                {
-                    "ticket_id": ticket.decode(errors="replace"),
-                    "message_id": message_id.decode(errors="replace"),
-                    "reason": reason,
-                    "error_type": error_type,
-                    "attempts": attempts,
-                    "policy": policy,
-                }
-            )
+            webhook.add({**told, "reason": reason, "error_type": "", "attempts": 0, "policy": "skip", **more})

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from usher.common.base.errors import RetryLater
 from usher.common.base.log import WARNING, event
 from usher.common.base.text import format_error
-from usher.common.protocol.message import EntryView
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -62,14 +61,21 @@ def sending(stream: str, count: int) -> AbstractContextManager[None]:
 def traced(
     call: Callable[[Any], Any], of: Tracer, stream: str, group: str, *, is_async: bool, is_batch: bool
 ) -> Callable[[Any], Any]:
-    begin = _begin_batch if is_batch else _begin_message
+    def begin(given: Any) -> AbstractContextManager[Span]:
+        facts: dict[str, Any] = {_GROUP: group}
+        if is_batch:
+            links = links_to([message.fields.get(FIELD) for message in given])
+            return _begin(of, "process", stream, facts | {"messaging.batch.message_count": len(given)}, links=links)
+        facts |= {"messaging.message.id": given.id, "usher.ticket_id": given.ticket_id}
+        facts |= {"usher.fence": given.fence, "usher.attempt": given.attempt}
+        return _begin(of, "process", stream, facts, context=_parent(given.fields))
 
     def handle(given: Any) -> Any:
-        with _CallSpan(lambda: begin(of, stream, group, given)):
+        with _CallSpan(lambda: begin(given)):
             return call(given)
 
     async def handle_async(given: Any) -> Any:
-        with _CallSpan(lambda: begin(of, stream, group, given)):
+        with _CallSpan(lambda: begin(given)):
             return await call(given)
 
     return handle_async if is_async else handle
@@ -119,17 +125,6 @@ class _CallSpan:
         except Exception as problem:
             if problem is not raised:
                 event("span_failed", level=WARNING, problem=format_error(problem))
-
-
-def _begin_message(of: Tracer, stream: str, group: str, message: Any) -> AbstractContextManager[Span]:
-    facts = {"messaging.message.id": message.id, "usher.ticket_id": message.ticket_id}
-    facts |= {"usher.fence": message.fence, "usher.attempt": message.attempt, _GROUP: group}
-    return _begin(of, "process", stream, facts, context=_parent(message.fields))
-
-
-def _begin_batch(of: Tracer, stream: str, group: str, messages: Sequence[EntryView]) -> AbstractContextManager[Span]:
-    facts = {"messaging.batch.message_count": len(messages), _GROUP: group}
-    return _begin(of, "process", stream, facts, links=links_to([message.fields.get(FIELD) for message in messages]))
 
 
 def _begin(

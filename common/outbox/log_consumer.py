@@ -30,7 +30,7 @@ from contextvars import copy_context
 from typing import Any, NamedTuple
 
 from usher.common.base.backoff import backoff_s
-from usher.common.base.callables import unfinished_kind
+from usher.common.base.callables import check_done
 from usher.common.base.clock import CHANCE
 from usher.common.base.errors import RedisTrouble, SqlTrouble, StartRefused, UsherError
 from usher.common.base.log import ERROR, WARNING, event
@@ -408,11 +408,8 @@ class LogConsumer(contextlib.AbstractContextManager["LogConsumer"]):
             state = _decoded(sql.scalar(self._sql["state"], self._me))
             with ForkGuard():  # a forked child would commit, or roll back, on our connection
                 returned = copy_context().run(handle, fresh, state, sql)
-            if kind := unfinished_kind(returned):  # else the checkpoint would move over unhandled records
-                raise OutboxMisused(
-                    f"handle returned {kind!r}, so nothing of these records was done: it must be a plain function that"
-                    " does the work itself"
-                )
+            # Else the checkpoint would move over unhandled records.
+            check_done(returned, OutboxMisused, "it must be a plain function that does the work itself")
             sql.execute(self._sql["store_state"], self._me | {"state": _encoded(state)})
 
     def _fresh(self, sql: sa.Connection, at: _Checkpoint, records: list[Record]) -> list[Record]:

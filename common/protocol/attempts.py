@@ -88,11 +88,6 @@ def attempts_told(starts: int, charged: int, most: int = 0) -> str:
 
 
 def encode(attempts: Attempts) -> bytes:
-    """Return the value of a field.
-
-    >>> encode(Attempts(2, 1, 1))
-    b'2 1 1 0'
-    """
     return b"%d %d %d %d" % attempts
 
 

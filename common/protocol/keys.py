@@ -30,21 +30,13 @@ def _tagged(stream: str) -> str:
 
 def uid_key(stream: str, uid: bytes) -> bytes:
     """String with PX: the id of the entry that was added under this uid. Written by send (common/sending/producer.py),
-    for all groups of the stream.
-
-    >>> uid_key("ticket_stream", b"order-7")
-    b'{ticket_stream}:uid:order-7'
-    """
+    for all groups of the stream."""
     return f"{_tagged(stream)}:uid:".encode() + uid
 
 
 def waiting_key(stream: str, group: str, ticket: bytes) -> bytes:
     """List with PX: ids of a ticket's messages, in order, that producers with a ``ticket_limit`` have added. Written
-    by send (common/sending/producer.py); those that are over leave it when there is no room.
-
-    >>> waiting_key("ticket_stream", "g", b"42")
-    b'{ticket_stream}:waiting:g:42'
-    """
+    by send (common/sending/producer.py); those that are over leave it when there is no room."""
     return f"{_tagged(stream)}:waiting:{group}:".encode() + ticket
 
 

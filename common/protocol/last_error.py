@@ -71,11 +71,7 @@ class NotedError(NamedTuple):
 
 
 def encode(error: LastError, traceback: str = "") -> NotedError:
-    """Return the values of an error, cut to what is kept.
-
-    >>> decode(encode(LastError("KeyError: 'x'", "KeyError", "shop.py:4", 2, 1, 3, 1000)).head).starts
-    2
-    """
+    """Return the values of an error, cut to what is kept."""
     cut = error._replace(
         error=_cut(error.error, _TEXT),
         error_type=_cut(error.error_type, _WORD),

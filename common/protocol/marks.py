@@ -31,15 +31,6 @@ class Mark(NamedTuple):
     is_readable: bool = True
 
 
-def priority_of(value: bytes) -> int | None:
-    """Return the priority that a field tells; empty: the least; None: it cannot be read.
-
-    >>> priority_of(b"9"), priority_of(b""), priority_of(b"10"), priority_of(b"high")
-    (9, 0, None, None)
-    """
-    return (int(value) if len(value) == 1 and value.isdigit() else None) if value else 0
-
-
 class MarkFields(NamedTuple):
     """Fields with the marks of a message: the settings USHER_TENANT_FIELD and USHER_PRIORITY_FIELD. ``by_stream``:
     ticket ids of a work stream begin with the name of their source."""
@@ -70,8 +61,9 @@ class MarkFields(NamedTuple):
         >>> MarkFields("@stream").read(b"1-0", b"s:a/T", b"17-0 4 s:a", b"").tenant
         b's:a'
         """
-        level = priority_of(priority)
-        return Mark(entry_id, ticket, self._tenant(ticket, tenant)[:LONGEST_TENANT], level or 0, level is not None)
+        is_readable = not priority or (len(priority) == 1 and priority.isdigit())
+        level = int(priority) if priority and is_readable else 0
+        return Mark(entry_id, ticket, self._tenant(ticket, tenant)[:LONGEST_TENANT], level, is_readable)
 
     def of(self, entry_id: bytes, ticket: bytes, flat: Sequence[bytes]) -> Mark:
         tenant, priority = ((first_value(flat, name) if name else None) or b"" for name in self.names)
@@ -111,8 +103,3 @@ def parse_weights(text: str) -> dict[bytes, int]:
             raise ValueError(f"{part!r} is not NAME=WEIGHT with a whole weight from 1 to 1000; separate with commas")
         weights[name.strip().encode()] = int(weight)
     return weights
-
-
-def check_weights(value: str) -> str:
-    parse_weights(value)
-    return value

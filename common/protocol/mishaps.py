@@ -22,19 +22,14 @@ _MEANS = {
 }
 
 
-class Mishaps(NamedTuple):
-    """Number of entries that were cut before they were read, and when that happened last, in seconds."""
-
-    unread_cut: int = 0
-    unread_cut_s: int = 0
+#: Number of entries that were cut before they were read, and when that happened last, in seconds.
+MISHAPS = ("unread_cut", "unread_cut_s")
 
 
-def mishaps_command(keys: Keys) -> tuple[str, ...]:
-    return ("HMGET", keys.counters, *Mishaps._fields)
-
-
-def parse_mishaps(reply: Any) -> Mishaps:
-    return Mishaps() if isinstance(reply, Exception) else Mishaps(*(int(number or 0) for number in reply))
+def parse_mishaps(reply: Any) -> dict[str, int]:
+    """Parse what HMGET says of ``MISHAPS`` in ``Keys.counters``."""
+    numbers = (None, None) if isinstance(reply, Exception) else reply
+    return {name: int(number or 0) for name, number in zip(MISHAPS, numbers, strict=True)}
 
 
 class DeclaredLoss(NamedTuple):
@@ -59,6 +54,9 @@ class DeclaredLoss(NamedTuple):
         for word, ids in (("may run again", self.repeats), ("lost", self.lost)):
             told += [f"; {word}: between {ids[0].decode()} and {ids[1].decode()}"] if ids is not None else []
         return "".join(told)
+
+    def document(self) -> dict[str, Any]:
+        return {"ms": self.ms, "kind": self.kind, "text": self.describe()}
 
 
 def gap_of(position: bytes, span: Span | None) -> IdRange | None:
@@ -85,10 +83,6 @@ def losses_command(keys: Keys, most: int) -> tuple[Any, ...]:
 
 def parse_losses(reply: Any) -> list[DeclaredLoss]:
     return [] if isinstance(reply, Exception) else [_parse(entry_id, fields) for entry_id, fields in reply]
-
-
-def told(loss: DeclaredLoss) -> dict[str, Any]:
-    return {"ms": loss.ms, "kind": loss.kind, "text": loss.describe()}
 
 
 def _parse(entry_id: bytes, fields: list[bytes]) -> DeclaredLoss:

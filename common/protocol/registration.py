@@ -7,7 +7,7 @@ never parse it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NO_LOCK = "-"
@@ -44,9 +44,6 @@ class Registration:
     @property
     def incarnation(self) -> str:
         return f"{self.name}:{self.generation}"
-
-    def with_generation(self, generation: int) -> Registration:
-        return replace(self, generation=generation)
 
     def dump(self) -> bytes:
         return f"{self.generation} {self.uuid} {self.slots} {self.capacity} {self.lock} {self.health_url}".encode()

@@ -44,14 +44,6 @@ class RunRecord(NamedTuple):
     interrupted: bool = False
 
 
-class Ran(NamedTuple):
-    """The handler that ran them, and the fields in which its messages have tenants and priorities."""
-
-    handler: str = ""
-    marks: MarkFields = NO_FIELDS
-
-
-_UNKNOWN = Ran()
 _NONE: Mapping[bytes, bytes] = {}
 
 
@@ -59,11 +51,13 @@ def encode(
     consumer: str,
     executed: Sequence[Any],
     outcomes: Sequence[str] = (),
-    by: Ran = _UNKNOWN,
+    handler: str = "",
+    fields: MarkFields = NO_FIELDS,
     into: Mapping[bytes, bytes] = _NONE,
 ) -> bytes:
     """Encode these executions (messages as they ended, or ``Finished``) as one record. ``outcomes``: one for each; if
-    empty, all are done. ``into``: ids of runs by those of what they absorbed."""
+    empty, all are done. ``handler``: the one that ran them; ``fields``: in which its messages have tenants and
+    priorities. ``into``: ids of runs by those of what they absorbed."""
     record: dict[str, Any] = {
         "consumer": consumer,
         "ids": orjson.Fragment(b'["%b"]' % b'","'.join([e.stream_id for e in executed])),
@@ -79,15 +73,15 @@ def encode(
         record["into"] = [into.get(e.stream_id, b"").decode() for e in executed]
     if any(marked := [e.interrupted for e in executed]):
         record["interrupted"] = marked
-    if by.handler:
-        record["handler"] = by.handler
-    if not by.marks.is_empty:
-        marks = [by.marks.of(e.stream_id, e.ticket, e.flat) for e in executed]
+    if handler:
+        record["handler"] = handler
+    if not fields.is_empty:
+        marks = [fields.of(e.stream_id, e.ticket, e.flat) for e in executed]
         places = {tenant: at for at, tenant in enumerate(dict.fromkeys(mark.tenant for mark in marks))}
-        if by.marks.tenant:
+        if fields.tenant:
             record["tenants"] = [tenant.decode(errors="replace") for tenant in places]
             record["tenant"] = [places[mark.tenant] for mark in marks]
-        if by.marks.priority:
+        if fields.priority:
             record["priority"] = [mark.priority for mark in marks]
     return orjson.dumps(record)
 

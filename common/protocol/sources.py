@@ -33,11 +33,7 @@ _OWN = re.compile(
 
 
 def is_pattern(part: str) -> bool:
-    """Return True if a part of the setting stands for any number of streams.
-
-    >>> is_pattern("tickets:*"), is_pattern("orders")
-    (True, False)
-    """
+    """Return True if a part of the setting stands for any number of streams."""
     return "*" in part or "?" in part
 
 
@@ -94,12 +90,9 @@ class SourceSelection:
         """
         if key in self._encoded:
             return True
-        return (
-            self._pattern is not None
-            and self._pattern.fullmatch(key) is not None
-            and _OWN.match(key) is None
-            and _fits(key)
-        )
+        is_meant = self._pattern is not None and self._pattern.fullmatch(key) and not _OWN.match(key)
+        # A name that is not UTF-8 is nobody's stream.
+        return bool(is_meant) and len(key) <= _LONGEST_NAME and key.decode(errors="ignore").encode() == key
 
     def prefixes(self) -> tuple[bytes, ...]:
         """Return the prefixes of all source names; no prefix begins with another one.
@@ -119,15 +112,13 @@ class SourceSelection:
 
     @cached_property
     def _pattern(self) -> re.Pattern[bytes] | None:
-        return re.compile(b"|".join(map(_as_regex, self.patterns)), re.DOTALL) if self.patterns else None
+        wild = {"*": b".*", "?": b"."}
+        made = [b"".join(wild.get(one, re.escape(one.encode())) for one in pattern) for pattern in self.patterns]
+        return re.compile(b"|".join(made), re.DOTALL) if made else None
 
 
 def is_work_stream(name: str, group: str) -> bool:
-    """Return True if masters of ``group`` gather several streams into ``name`` (``SourceSelection.work_stream``).
-
-    >>> [is_work_stream(name, "g") for name in ("usher:{g}", "usher:g{7}", "usher:{h}", "orders")]
-    [True, True, False, False]
-    """
+    """Return True if masters of ``group`` gather several streams into ``name`` (``SourceSelection.work_stream``)."""
     return re.fullmatch(rf"usher:(\{{{re.escape(group)}\}}|{re.escape(group)}\{{[^{{}}]+\}})", name) is not None
 
 
@@ -138,19 +129,6 @@ def shard_of(source: bytes) -> int:
     46
     """
     return zlib.crc32(source) % SHARDS
-
-
-def _as_regex(pattern: str) -> bytes:
-    parts = re.split(r"([*?])", pattern)
-    return b"".join({"*": b".*", "?": b"."}.get(part, re.escape(part.encode())) for part in parts)
-
-
-def _fits(key: bytes) -> bool:
-    try:
-        key.decode()
-    except UnicodeDecodeError:
-        return False
-    return len(key) <= _LONGEST_NAME
 
 
 def _check(part: str) -> None:

@@ -41,11 +41,7 @@ _WAITS = re.compile(rb"waits@([0-9]{1,16})")
 
 
 def due_ms_of(owner: bytes) -> int | None:
-    """Return when a ticket goes on that was given back until then, by Redis' clock; None: the owner is no such word.
-
-    >>> due_ms_of(b"waits@1790000000000"), due_ms_of(b"returned"), due_ms_of(b"waits:7")
-    (1790000000000, None, None)
-    """
+    """Return when a ticket goes on that was given back until then, by Redis' clock; None: the owner is no such word."""
     found = _WAITS.fullmatch(owner) if owner.startswith(b"waits@") else None
     return None if found is None else int(found[1])
 
@@ -55,9 +51,5 @@ def is_waiting(owner: bytes) -> bool:
 
 
 def is_given_back(owner: bytes) -> bool:
-    """Return whether all that the record names is under ``master``, and the next owner must begin with its lowest id.
-
-    >>> is_given_back(b"waits@1790000000000"), is_given_back(b"returned"), is_given_back(b"halted")
-    (True, True, False)
-    """
+    """Return whether all of its ids are under ``master``, and the next owner must begin with the lowest one."""
     return owner == RETURNED or is_waiting(owner)

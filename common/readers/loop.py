@@ -38,7 +38,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from usher.common.base.backoff import backoff_s
-from usher.common.base.callables import unawaitable_reason, unfinished_kind
+from usher.common.base.callables import check_done, unawaitable_reason
 from usher.common.base.clock import CHANCE, now_s
 from usher.common.base.errors import GiveUp, GroupMissing, RedisTrouble, ReplyUnknown, RetryLater, UsherError, readable
 from usher.common.base.log import ERROR, WARNING, event
@@ -340,6 +340,7 @@ class StreamReader(Service):
     """Reads new messages while there is room, and looks for idle ones."""
 
     name = "stream-read"
+    waits_on_link = True
 
     def __init__(self, link: Link, stream: ReliableStream, options: LoopOptions, desk: StreamDesk) -> None:
         super().__init__()
@@ -432,9 +433,6 @@ class StreamReader(Service):
                 event("position_not_saved", level=WARNING, why=str(trouble))
             self._position_is_old = True
 
-    def interrupt(self) -> None:
-        self._link.interrupt()
-
 
 class StreamDesk(Service):
     """Holds the messages: waiting, running, or waiting for another attempt. It gives them to the runners, writes what
@@ -500,7 +498,7 @@ class StreamDesk(Service):
 
     def ring(self, entry_id: bytes, reason: str, error: str = "", attempts: int = 0) -> None:
         self.counts["dead_letters"] += 1
-        self._bell.ring(b"", entry_id, reason, error.partition(":")[0], attempts)
+        self._bell.ring(b"", entry_id, reason, error_type=error.partition(":")[0], attempts=attempts)
 
     def run_once(self) -> float:
         if self._came is not None:
@@ -682,8 +680,7 @@ class StreamRunner(Service):
             problem = None
             try:
                 with ForkGuard():
-                    if kind := unfinished_kind(copy_context().run(self._handle, message)):
-                        raise TypeError(f"the handler returned {kind!r}, so nothing of the message was done: {_PLAIN}")
+                    check_done(copy_context().run(self._handle, message), TypeError, _PLAIN)
             except BaseException as raised:
                 # sys.exit() in a handler must not end this thread while it holds the message.
                 problem = readable(raised)

@@ -185,30 +185,15 @@ _MASTER_SENDS = _words(
     "pexpire xadd time zrange zcard zcount zrank zscore xdel zrem type"
 )
 _HEAD = """\
-# Users of Redis for Usher, with the rights that each kind of program needs and no more. Made by
+# Users of Redis ({version}) for Usher, with the rights that each kind of program needs and no more. Made by
 # `usher acl --ticket-stream {stream} --group {group}{server}`.
 # Use: give each user that you need a password (`on >the-password` in place of `off resetpass`, or
 # `on #sha256-of-it`), then `include` this file in redis.conf; or, for ACL LOAD,
 # `grep ^user users.acl > /etc/redis/aclfile`: an aclfile may have no comments.
 # Programs name their user in the URL: redis://consumer:the-password@host:6379/0.
 # The user `default` has no rights; keep a user of your own for administration: `user admin on >... ~* &* +@all`.
-# Rights are by kind of program, not by name: a consumer's user may touch the keys of other consumers of the same
-# stream, and acknowledge for them.
-{by_key}
-# This confines mistakes and break-ins to this one system, no further: who may XADD may cut unread messages with it
-# (MAXLEN, MINID), and add one with the highest id there is, after which no other can be added (deploy/runbook.md, "The
-# stream takes no more ids"): rights do not tell options apart. Masters tell of cuts from Redis 7 on
-# (`unread_entries_cut`).
+# What rights cannot do, above all on Redis 6.2, where they are not by key: docs/security.md.
 """
-
-
-_BY_KEY = """\
-# For Redis 7 or later, when all programs are of this version: each part in brackets is a kind of key, with the commands
-# that are used there. None but masters may send a script's text (EVAL), with which one call can hold up the server;
-# the others run those that masters have loaded. Redis 6.2 needs `usher acl --server 6.2`."""
-_FOR_ALL_KEYS = """\
-# For Redis 6.2, which knows no rights by key: a user that may trim an inbox may trim the stream, a sender may SET the
-# stream's key, and each may send a script (EVAL) that holds up the server for as long as it likes. Take Redis 7."""
 _NOBODY = "user default off resetpass resetkeys resetchannels -@all"
 #: The user with all rights, in a file with passwords.
 ADMIN = "admin"
@@ -236,8 +221,8 @@ def acl_file(
         found = programs(stream, group, sources)
         lines = [_NOBODY, *(program.line(passwords[program.name], selectors=selectors) for program in found)]
         return "\n".join([*lines, f"user {ADMIN} {_entry(passwords[ADMIN])} ~* &* +@all"]) + "\n"
-    by_key, server = (_BY_KEY, "") if selectors else (_FOR_ALL_KEYS, " --server 6.2")
-    lines = [_HEAD.format(stream=",".join(sources) or stream, group=group, by_key=by_key, server=server), _NOBODY]
+    version, server = ("7 or later", "") if selectors else ("6.2", " --server 6.2")
+    lines = [_HEAD.format(stream=",".join(sources) or stream, group=group, version=version, server=server), _NOBODY]
     for program in programs(stream, group, sources):
         lines += ["", f"# {program.about}", program.line(selectors=selectors)]
     return "\n".join(lines) + "\n"

@@ -8,12 +8,9 @@ neither.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import socket
-import sys
-import termios
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,7 +33,7 @@ from usher.common.base.errors import (
 from usher.common.base.log import redacted
 from usher.common.base.text import info_lines
 from usher.common.redis import scripts
-from usher.common.redis.endpoints import ClusterNode, Place, connection_beside, server_of
+from usher.common.redis.endpoints import ClusterNode, Place, server_of
 from usher.common.redis.private_names import socket_of
 
 Arg = bytes | str | int | float
@@ -62,6 +59,7 @@ _OVER_TLS = (
     "over TLS: does the URL begin with rediss; is the server's certificate valid, and for this host; does ssl_ca_certs"
     " in the URL name the file with its CA, and ssl_certfile and ssl_keyfile a client certificate, if it wants one?"
 )
+_PLAIN_WORDS = ("connection reset", "connection closed")
 _TLS_WORDS = ("ssl", "connection reset", "broken pipe", "no such file", "permission denied")
 #: Seconds that ``answer`` waits for the rest of a reply: TLS may make a socket readable with records of its own.
 _GLANCE_S = 0.01
@@ -71,25 +69,9 @@ _LOADS_AGAIN = (
 )
 #: Seconds after which Redis is asked again whether it knows the steps of others: a lease lasts longer than that.
 _LOAD_EVERY_S = 4.0
-#: Bytes per chunk.
-CHUNK_BYTES = 65_536
-
-
-def split_chunks(packed: Iterable[bytes]) -> Iterator[memoryview]:
-    for part in packed:
-        view = memoryview(part)
-        for at in range(0, len(view), CHUNK_BYTES):
-            yield view[at : at + CHUNK_BYTES]
-
-
-def unsent_bytes(sock: socket.socket) -> int:
-    """Return the bytes sent and not yet acknowledged by the peer; 0 where the system does not say (sandboxes, other
-    systems): then the reply's timeout begins when the last chunk was accepted."""
-    try:
-        return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    except OSError:
-        return 0
-
+#: Bytes of a command that leave under one timeout; and the slowest network on which a reply is awaited for as long as
+#: its command takes: the system buffers megabytes that are still to leave.
+_CHUNK_BYTES, _SLOWEST_BYTES_PER_S = 65_536, 500_000
 
 #: The result of ``Link.answer`` while the reply is under way.
 NOT_YET = object()
@@ -147,12 +129,10 @@ def describe_unreachable(url: str, failed: object) -> str:
     """
     # redis-py words all timeouts alike, and keeps the original one as context.
     words, scheme = f"{failed} {getattr(failed, '__context__', '')}".lower(), urlsplit(url).scheme
-    hint = ""
-    if scheme.startswith("rediss"):
-        hint = f" ({_OVER_TLS})" if any(word in words for word in _TLS_WORDS) else ""
-    elif scheme != "unix" and ("connection reset" in words or "connection closed" in words):
-        hint = " (a server that speaks TLS is reached with rediss instead of redis)"
-    return f"Redis at {redacted(url)} cannot be reached: {failed}{hint}"
+    is_tls = scheme.startswith("rediss")
+    hint = _OVER_TLS if is_tls else "a server that speaks TLS is reached with rediss instead of redis"
+    is_likely = scheme != "unix" and any(word in words for word in (_TLS_WORDS if is_tls else _PLAIN_WORDS))
+    return f"Redis at {redacted(url)} cannot be reached: {failed}" + f" ({hint})" * is_likely
 
 
 class ServerFacts(NamedTuple):
@@ -215,25 +195,25 @@ class Link:
     """A connection used by one thread, which also runs the steps of ``common/lua``. It reconnects by itself at the next
     call after a break.
 
-    ``timeout_s``: the longest standstill while a command leaves and until its reply is there, so that a large command
-    may take its time over a slow network. A blocking command adds its own block time. ``connections`` counts the
-    connects: facts learned over one connection are only as good as that connection. ``same_server`` checks every new
-    connection before anything else is sent. ``lasted_s``: seconds from the first reply of the last pipeline to the
-    last one.
+    ``timeout_s``: the longest standstill while a command leaves and until its reply is there; a large command may take
+    its time over a slow network (``_SLOWEST_BYTES_PER_S``), and a blocking one adds its own block time. ``connections``
+    counts the connects: facts learned over one connection are only as good as that connection. ``same_server`` checks
+    every new connection before anything else is sent. ``lasted_s``: seconds from the first reply of the last pipeline
+    to the last one.
     """
 
-    #: Its connection is not one of the URL, and never made anew.
-    _is_given = False
-
-    def __init__(self, url: str, name: str, timeout_s: float = 5.0, same_server: SameServer | None = None) -> None:
-        self.url = url
+    def __init__(self, url: Any, name: str, timeout_s: float = 5.0, same_server: SameServer | None = None) -> None:
+        """Make a link to a URL, or to where a redis-py client of the application leads. Raises what ``server_of``
+        raises."""
+        self._server = server_of(url)
+        self.url = self._server.url
         self._name = name
         self._timeout_s = timeout_s
         self._same_server = same_server
         self._elsewhere = False
         self._open = False
         self._process = 0  # id of the process that opened it
-        self._unsent = 0  # bytes of a large command that had not arrived at the last look
+        self._leaves_s = 0.0  # for so long a large command may be on its way
         self._owed = 0  # replies under way; an aborted call leaves some, and then the next call reconnects
         self.connections = 0
         self._run = (0, "")  # number of a connection, and the run id of its server
@@ -243,8 +223,7 @@ class Link:
         # The connection over which steps were loaded for others, and when Redis is asked whether it still knows them.
         self._loaded_over: int | None = None
         self._next_load_s = 0.0
-        # The URL is parsed now, so that an unreadable one is an error at once (ValueError).
-        self._server = server_of(url)
+        # Made now, so that what it cannot have is an error at once.
         self._connection: Any = self._server.connection(name, timeout_s) if self._server.is_fixed else None
 
     def call(self, *command: Arg, block_s: float = 0.0) -> Any:
@@ -253,7 +232,7 @@ class Link:
         Raises NotNow (did not happen), ReplyUnknown (may have happened), GroupMissing, CommandRefused.
         """
         connection = self.connected()
-        self._send(connection, [hiredis.pack_command(command)])
+        self._send(connection, hiredis.pack_command(command))
         return self._receive(block_s)
 
     def pipeline(self, commands: Sequence[Sequence[Arg]], block_s: float = 0.0) -> list[Any]:
@@ -263,7 +242,7 @@ class Link:
             return []
         connection = self.connected()
         packed = [hiredis.pack_command(tuple(command)) for command in commands]  # redis-py would look at each argument
-        self._send(connection, [b"".join(packed)], len(commands))
+        self._send(connection, b"".join(packed), len(commands))
         replies: list[Any] = []
         first_s = 0.0
         for _ in commands:
@@ -375,7 +354,7 @@ class Link:
         """Send one command; ``answer`` fetches its reply, and nothing else may be sent before that. Raises NotNow,
         ReplyUnknown."""
         connection = self.connected()
-        self._send(connection, [hiredis.pack_command(command)])
+        self._send(connection, hiredis.pack_command(command))
 
     def answer(self) -> Any:
         """Return the reply to ``ask``, or NOT_YET while it is incomplete. Raises the errors of ``call``."""
@@ -499,53 +478,42 @@ class Link:
         self._owed = 0
         if self._connection is not None:
             self._connection.disconnect()
-            if not self._is_given:
-                self._connection = None
+            self._connection = None
 
-    def _send(self, connection: Any, packed: Any, replies: int = 1) -> None:
+    def _send(self, connection: Any, packed: bytes, replies: int = 1) -> None:
         self._owed = replies
-        is_large = sum(map(len, packed)) > CHUNK_BYTES
+        size, self._leaves_s = len(packed), 0.0
+        parts: list[Any] = [packed]
+        if size > _CHUNK_BYTES:
+            self._leaves_s, whole = size / _SLOWEST_BYTES_PER_S, memoryview(packed)
+            parts = [whole[at : at + _CHUNK_BYTES] for at in range(0, size, _CHUNK_BYTES)]
         try:
-            connection.send_packed_command(split_chunks(packed) if is_large else packed, check_health=False)
-            self._unsent = unsent_bytes(self.socket) if is_large else 0
+            connection.send_packed_command(parts, check_health=False)
         except (redis.RedisError, OSError) as failed:
             self.close()
             raise troubles.count(ReplyUnknown(f"the connection to Redis broke while sending: {failed}")) from failed
 
     def _receive(self, block_s: float, is_glance: bool = False) -> Any:
-        wait = {"timeout": _GLANCE_S} if is_glance else {"timeout": self._timeout_s + block_s} if block_s else {}
-        while True:
-            try:
-                # redis-py treats LOADING as a broken connection and would close it, although replies of a pipeline are
-                # still under way.
-                reply = self._connection.read_response(disconnect_on_error=False, **wait)
-                self._owed -= 1
-                return reply
-            except (redis.ResponseError, redis.exceptions.BusyLoadingError) as refused:
-                self._owed -= 1
-                trouble = named(refused)
-                if isinstance(trouble, NotNow) and trouble.kind in ELSEWHERE:
-                    self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
-                    self._misled()
-                raise troubles.count(trouble) from None
-            except (redis.RedisError, OSError) as failed:
-                if isinstance(failed, redis.TimeoutError):  # the part of the reply that has come is kept
-                    if is_glance:
-                        return NOT_YET
-                    if self._still_leaves():
-                        continue
-                self.close()
-                raise troubles.count(
-                    ReplyUnknown(f"the connection to Redis broke before the reply: {failed}")
-                ) from failed
-
-    def _still_leaves(self) -> bool:
-        """Return True if more of a large command has arrived since the last call: the system buffers megabytes that the
-        network has not taken yet."""
-        before = self._unsent
-        if before:
-            self._unsent = unsent_bytes(self.socket)
-        return self._unsent < before
+        longer_s = block_s + self._leaves_s
+        wait = {"timeout": _GLANCE_S} if is_glance else {"timeout": self._timeout_s + longer_s} if longer_s else {}
+        try:
+            # redis-py treats LOADING as a broken connection and would close it, although replies of a pipeline are
+            # still under way.
+            reply = self._connection.read_response(disconnect_on_error=False, **wait)
+            self._owed -= 1
+            return reply
+        except (redis.ResponseError, redis.exceptions.BusyLoadingError) as refused:
+            self._owed -= 1
+            trouble = named(refused)
+            if isinstance(trouble, NotNow) and trouble.kind in ELSEWHERE:
+                self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
+                self._misled()
+            raise troubles.count(trouble) from None
+        except (redis.RedisError, OSError) as failed:
+            if is_glance and isinstance(failed, redis.TimeoutError):  # the part of the reply that has come is kept
+                return NOT_YET
+            self.close()
+            raise troubles.count(ReplyUnknown(f"the connection to Redis broke before the reply: {failed}")) from failed
 
 
 class SharedLink(Link):
@@ -578,16 +546,6 @@ class SharedLink(Link):
             self._lock.release()
 
 
-class ClientLink(Link):
-    """A link of its own to where a redis-py client of the application leads."""
-
-    _is_given = True
-
-    def __init__(self, client: Any, name: str, timeout_s: float = 5.0) -> None:
-        super().__init__("redis://", name, timeout_s)
-        self.url, self._connection = connection_beside(client, name, timeout_s)
-
-
 def check_reachable(url: str) -> None:
     """Raise StartRefused, naming the setting, unless Redis answers, accepts us, and is new enough."""
     try:
@@ -599,12 +557,9 @@ def check_reachable(url: str) -> None:
         if trouble.kind == "LOADING":
             return  # the server is there and will answer; the loops wait for it
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
-    except ReplyUnknown as trouble:
-        raise StartRefused(
-            f"USHER_REDIS_URL: {redacted(url)} does not answer like a Redis server: {trouble}"
-        ) from trouble
-    except CommandRefused as refused:
-        raise StartRefused(f"USHER_REDIS_URL: {redacted(url)}: {refused}") from refused
+    except (ReplyUnknown, CommandRefused) as trouble:
+        what = " does not answer like a Redis server" if isinstance(trouble, ReplyUnknown) else ""
+        raise StartRefused(f"USHER_REDIS_URL: {redacted(url)}{what}: {trouble}") from trouble
     version = server.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < (6, 2):
         raise StartRefused(f"USHER_REDIS_URL: Redis {version} is too old; Usher needs 6.2.14 or later (XAUTOCLAIM)")

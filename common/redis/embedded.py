@@ -29,8 +29,8 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import click
@@ -39,7 +39,6 @@ from usher.common.base.durations import option
 from usher.common.base.errors import NotNow, ReplyUnknown, StartRefused
 from usher.common.redis.client import Link
 from usher.common.redis.locate import write_whole
-from usher.common.runtime.memory import memory_of_machine
 
 #: Linux' own default (net.ipv4.ip_local_port_range).
 _EPHEMERAL_FROM = 32_768
@@ -100,8 +99,7 @@ def free_port(count: int = 1) -> int:
     raise StartRefused(f"no {count} free ports in a row were found on 127.0.0.1")
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A server that may be started now: no other server runs on its folder while ``lock_fd`` is open."""
 
     command: tuple[str, ...]
@@ -179,6 +177,18 @@ def _listening(folder: Path, port: int | None, password: str) -> tuple[list[str]
     return ["port 0", f"unixsocket {_quoted(path)}", "unixsocketperm 700"], f"unix://:{secret}@{quote(str(path))}?db=0"
 
 
+#: The memory limit of this container, by cgroups of version 2 and 1.
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def memory_of_machine() -> int:
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            limits.append(int(path.read_text(encoding="ascii")))
+    return min(limits)
+
+
 #: Options that save memory with our keys (deploy/redis.conf says why; Redis 6.2 to 8 and Valkey know the names).
 TUNING = ("stream-node-max-entries 16", "hash-max-ziplist-entries 32")
 
@@ -220,7 +230,7 @@ class EmbeddedRedis:
         self._durable = durable
         self._server = server
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = ""
+        self.pid, self.url = 0, ""
 
     def start(self, ready_within_s: float = 30.0) -> None:
         """Start the server and wait until it answers. Raises StartRefused, and leaves no process behind, when it does
@@ -249,12 +259,6 @@ class EmbeddedRedis:
                 process.kill()
                 process.wait()
 
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise RuntimeError("this embedded Redis is not running")
-        return self._process.pid
-
     def __enter__(self) -> EmbeddedRedis:
         self.start()
         return self
@@ -275,7 +279,8 @@ class EmbeddedRedis:
                     start_new_session=True,
                     pass_fds=(prepared.lock_fd,),
                 )
-            os.pwrite(prepared.lock_fd, f"{self._process.pid}\n".encode(), 0)
+            self.pid = self._process.pid
+            os.pwrite(prepared.lock_fd, f"{self.pid}\n".encode(), 0)
         finally:
             os.close(prepared.lock_fd)  # the server has its own copy now
         self.url = prepared.url

@@ -16,9 +16,9 @@ in every mode.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit, urlunsplit
 
@@ -40,7 +40,6 @@ _ASK_TIMEOUT_S = 1.0
 _SENTINEL_PASSWORD = "sentinel_password"
 #: What leads to a server, of the options of a redis-py client; and those of TLS, which begin with ``ssl_``.
 _OF_A_CLIENT = ("host", "port", "path", "db", "username", "password", "credential_provider")
-_OVER_TLS = {"rediss+sentinel": SENTINEL, "rediss+cluster": CLUSTER}
 #: Nobody connects for so long to a master that is about to be replaced. A failover that comes to nothing costs that.
 _LEAVING_S = 5.0
 
@@ -48,13 +47,8 @@ Place = tuple[str, int]
 
 
 def mode(url: str) -> str:
-    """Return the scheme of the URL without its TLS.
-
-    >>> mode("rediss+cluster://host:6379"), mode("redis+sentinel://host:26379/usher"), mode("unix:///tmp/s")
-    ('redis+cluster', 'redis+sentinel', 'unix')
-    """
-    scheme = urlsplit(url).scheme
-    return _OVER_TLS.get(scheme, scheme)
+    """Return the scheme of the URL without its TLS."""
+    return urlsplit(url).scheme.replace("rediss+", "redis+")
 
 
 def near(url: str, stream: str) -> str:
@@ -96,16 +90,17 @@ class Server:
 
     def _check(self) -> None:
         """Raise ValueError for an option that the program must set itself: in a URL it would win (with decode_responses
-        replies would be text, with retry_on_timeout a command might happen twice). TLS options are checked where they
-        are used."""
-        parts = self._parts
+        replies would be text, with retry_on_timeout a command might happen twice)."""
+        parts, of_tls = self._parts, inspect.signature(redis.SSLConnection).parameters
         behind = ("" if parts.scheme == "unix" else parts.path) + parts.query.partition("=")[0] + parts.fragment
         if "@" in behind:  # no message shows what stands there
             raise ValueError("a password with a ?, a / or a # must have it as %3F, %2F or %23")
         for name, values in self._query.items():
-            if name not in self.options and not name.startswith("ssl_"):
+            if name not in (*self.options, *of_tls):
                 known = ", ".join((*self.options, "those of TLS (ssl_ca_certs ...)"))
                 raise ValueError(f"it has no option {name}: there are {known}")
+            if name in of_tls and not parts.scheme.startswith("rediss"):
+                raise ValueError(f"without TLS it has no option {name}: over TLS it begins with rediss")
             if len(values) > 1:
                 raise ValueError(f"it has the option {name} twice")
         if not self.is_fixed:
@@ -124,7 +119,7 @@ class Server:
         pool = redis.ConnectionPool.from_url(self.url, **_options(name, timeout_s))
         if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
             pool.connection_kwargs.pop("socket_keepalive", None)
-        return _made(pool.make_connection)
+        return pool.make_connection()
 
     def misled(self, connection: Any) -> None:
         """Note that the server is not where ``connection`` leads. Several links may report the same."""
@@ -155,19 +150,13 @@ class _ToldServer(Server):
         super().__init__(url)
         parts = self._parts
         self.hosts = _hosts(parts)
-        user, _, password = parts.netloc.rpartition("@")[0].partition(":")
-        given = {"username": unquote(user), "password": unquote(password)}
-        self._given: dict[str, Any] = {name: value for name, value in given.items() if value}
-        self._tls: dict[str, Any] = {}
-        self._kind: Any = redis.Connection
-        if parts.scheme in _OVER_TLS:
-            query = urlencode({name: values[0] for name, values in self._query.items() if name != _SENTINEL_PASSWORD})
-            read: Mapping[str, Any] = parse_url(f"rediss://host?{query}")
-            self._tls = {name: value for name, value in read.items() if name not in ("host", "connection_class")}
-            self._kind = redis.SSLConnection
-            _made(lambda: redis.SSLConnection(**self._tls))
-        elif ignored := [name for name in self._query if name.startswith("ssl_")]:
-            raise ValueError(f"without TLS it has no option {ignored[0]}: over TLS it begins with rediss")
+        is_tls, user = parts.scheme.startswith("rediss"), parts.netloc.rpartition("@")[0]
+        query = urlencode({name: values[0] for name, values in self._query.items() if name != _SENTINEL_PASSWORD})
+        read: Mapping[str, Any] = parse_url(f"{'rediss' if is_tls else 'redis'}://{user}@host?{query}")
+        self._given = {name: value for name, value in read.items() if name not in ("host", "connection_class")}
+        self._tls = {name: value for name, value in self._given.items() if name.startswith("ssl_")}
+        self._kind: Any = redis.SSLConnection if is_tls else redis.Connection
+        self._kind(**self._given)  # so that a value that it cannot have is an error at once
         self._told = _Told()
         self._leaving: tuple[Place | None, float] = (None, 0.0)  # a master that is about to be replaced, and until when
 
@@ -177,7 +166,7 @@ class _ToldServer(Server):
 
     def connection(self, name: str, timeout_s: float, at: Place | None = None) -> Any:
         host, port = at or self._located(min(timeout_s, _ASK_TIMEOUT_S))
-        return self._kind(host=host, port=port, **(_options(name, timeout_s) | self._given | self._tls))
+        return self._kind(host=host, port=port, **(_options(name, timeout_s) | self._given))
 
     def misled(self, connection: Any) -> None:
         """The host that said so may be cut off from the others for good, so all links ask another one first now."""
@@ -310,11 +299,40 @@ class ClusterNode(_ToldServer):
         raise redis.ConnectionError(f"no node of the cluster has slot {self.slot}")
 
 
+class _BesideClient(Server):
+    """The server that a redis-py client of the application leads to (sync or asyncio), with its credentials and TLS."""
+
+    def __init__(self, client: Any) -> None:
+        """Raises TypeError for a client of a cluster or of sentinels, which a URL finds, and for anything else."""
+        pool = getattr(client, "connection_pool", None)
+        kind = getattr(pool, "connection_class", None)
+        if not isinstance(kind, type) or hasattr(pool, "service_name"):
+            raise TypeError(
+                f"a {type(client).__name__} is no redis-py client of one server: give its URL (redis://,"
+                " redis+sentinel://, redis+cluster://) or a Link"
+            )
+        given = getattr(pool, "connection_kwargs", {})
+        self._given = {key: given[key] for key in given if key in _OF_A_CLIENT or key.startswith("ssl_")}
+        is_tls = any(base.__name__ == redis.SSLConnection.__name__ for base in kind.__mro__)  # or its twin for asyncio
+        self._kind: Any = redis.SSLConnection if is_tls else redis.Connection
+        self.url = f"redis{'s' * is_tls}://{given.get('host')}:{given.get('port')}"
+        if "path" in given:
+            self.url, self._kind = f"unix://{given['path']}", redis.UnixDomainSocketConnection
+
+    def connection(self, name: str, timeout_s: float, at: Place | None = None) -> Any:
+        options = _options(name, timeout_s) | self._given
+        if "path" in options:
+            del options["socket_keepalive"]
+        return self._kind(**options)
+
+
 _SERVERS: dict[str, Server] = {}
 
 
-def server_of(url: str) -> Server:
-    """Return the one server of a URL. Raises ValueError."""
+def server_of(url: str | Any) -> Server:
+    """Return the one server of a URL, or that of a redis-py client. Raises ValueError, TypeError."""
+    if not isinstance(url, str):
+        return _BesideClient(url)
     kinds = {SENTINEL: SentinelMaster, CLUSTER: ClusterNode}
     return _SERVERS.get(url) or _SERVERS.setdefault(url, kinds.get(mode(url), Server)(url))
 
@@ -331,45 +349,6 @@ def _options(name: str, timeout_s: float) -> dict[str, Any]:
         "protocol": 2,
         "decode_responses": False,
     }
-
-
-def connection_beside(client: Any, name: str, timeout_s: float) -> tuple[str, Any]:
-    """Return a connection as ``Server`` makes it, to where a redis-py client of the application leads (sync or
-    asyncio, one server), with its credentials and its TLS; and a URL for messages.
-
-    Raises TypeError for anything else: a cluster and sentinels are found by a URL.
-    """
-    pool = getattr(client, "connection_pool", None)
-    kind = getattr(pool, "connection_class", None)
-    if not isinstance(kind, type) or hasattr(pool, "service_name"):
-        raise TypeError(
-            f"a {type(client).__name__} is no redis-py client of one server: give its URL (redis://, redis+sentinel://,"
-            " redis+cluster://) or a Link"
-        )
-    given = getattr(pool, "connection_kwargs", {})
-    options = {key: given[key] for key in given if key in _OF_A_CLIENT or key.startswith("ssl_")}
-    options |= _options(name, timeout_s)
-    made: Any = redis.Connection
-    if "path" in options:
-        del options["socket_keepalive"]
-        url, made = f"unix://{options['path']}", redis.UnixDomainSocketConnection
-    elif any(base.__name__ == redis.SSLConnection.__name__ for base in kind.__mro__):  # or its twin for asyncio
-        url, made = f"rediss://{options['host']}:{options['port']}", redis.SSLConnection
-    else:
-        url = f"redis://{options['host']}:{options['port']}"
-    return url, made(**options)
-
-
-def _made(make: Callable[[], Any]) -> Any:
-    """Return what ``make`` returns: a connection, not open yet. Raises ValueError if the URL has an option that it does
-    not know."""
-    try:
-        return make()
-    except TypeError as wrong:
-        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(wrong))
-        raise ValueError(
-            f"an option of it cannot be used: {wrong}" if unknown is None else f"it has no option {unknown[1]}"
-        ) from None
 
 
 def _hosts(parts: Any) -> list[tuple[str, int]]:

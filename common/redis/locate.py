@@ -72,23 +72,17 @@ def find_local_instance(state_folder: Path) -> LocalInstance | None:
 
 
 def resolve_redis_url(settings: CommonSettings) -> str:
-    """Return the URL of the Redis to use: the one that is set, else that of the ``usher up`` of this machine. Raises
-    StartRefused when there is neither."""
-    if settings.redis_url:
-        return _near(settings.redis_url, settings)
-    up = find_local_instance(settings.state_folder)
-    if up is None:
-        looked_in = settings.state_folder / "up.json"
-        raise StartRefused(
-            f"USHER_REDIS_URL is empty, and no `usher run` or `usher up` runs here (looked in {looked_in})"
-        )
-    return _near(up.redis_url, settings)
-
-
-def _near(url: str, settings: CommonSettings) -> str:
-    """Call ``near`` for the stream of these settings. Raises StartRefused when the streams cannot lie in one slot of a
-    cluster."""
-    sources = settings.sources
+    """Return the URL of the Redis to use: the one that is set, else that of the ``usher up`` of this machine; with the
+    stream noted in it where need be (``near``). Raises StartRefused when there is neither, or when the streams cannot
+    lie in one slot of a cluster."""
+    url, sources = settings.redis_url, settings.sources
+    if not url:
+        if (up := find_local_instance(settings.state_folder)) is None:
+            looked_in = settings.state_folder / "up.json"
+            raise StartRefused(
+                f"USHER_REDIS_URL is empty, and no `usher run` or `usher up` runs here (looked in {looked_in})"
+            )
+        url = up.redis_url
     if sources is not None and mode(url) == CLUSTER and sources.tag is None:
         raise StartRefused(
             "USHER_TICKET_STREAM: in a cluster all streams that are taken in must share one hash tag, as in"

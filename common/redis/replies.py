@@ -78,13 +78,6 @@ class TicketRecord(NamedTuple):
     ids: list[bytes]
 
 
-class GroupConsumer(NamedTuple):
-    """A name in the group, with the number of entries pending for it."""
-
-    name: bytes
-    pending: int
-
-
 def cut_unread(group: Mapping[bytes, Any], stream: Mapping[bytes, Any], counted: bytes | None) -> int:
     """Do the same as lua/includes/bodies.lua, with the facts of XINFO GROUPS and XINFO STREAM: how many entries are
     gone that the group was not given, as far as this can be known. ``counted``: those that are mishaps already (lua:
@@ -238,7 +231,14 @@ class TicketStream:
 
     def create_group(self, start: bytes) -> bool:
         """Create the stream and its group, which has read up to ``start``; return False if the group was there."""
-        for option in (*self._entries_read(start), ()):
+        options: list[tuple[Any, ...]] = [()]
+        facts = facts_of(self._link, self._keys.stream) or {b"entries-added": 0, b"length": 0}
+        first = first_of(facts)
+        if b"entries-added" in facts and (first is None or rank(first) > rank(start)):
+            # How many entries are gone before a group that begins at ``start``: so what is cut before it has read
+            # anything is counted too (lua/includes/group.lua: cut_unread).
+            options.insert(0, ("ENTRIESREAD", int(facts[b"entries-added"] - facts[b"length"])))
+        for option in options:
             try:
                 self._link.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, start, "MKSTREAM", *option)
                 return True
@@ -248,15 +248,6 @@ class TicketStream:
                 if not option:  # else it is Redis 6.2, which does not know it
                     raise
         return True
-
-    def _entries_read(self, start: bytes) -> Iterator[tuple[str, int]]:
-        """Yield, where it can be known, the option that says how many entries are gone before a group that begins at
-        ``start``: so what is cut before it has read anything is counted too (lua/includes/group.lua: cut_unread)."""
-        facts = facts_of(self._link, self._keys.stream)
-        facts = facts or {b"entries-added": 0, b"length": 0}
-        first = first_of(facts)
-        if b"entries-added" in facts and (first is None or rank(first) > rank(start)):
-            yield "ENTRIESREAD", int(facts[b"entries-added"] - facts[b"length"])
 
     def saved_position(self) -> GroupPosition | None:
         saved = pairs(self._link.call("HGETALL", self._keys.position))
@@ -282,9 +273,10 @@ class TicketStream:
             raise GroupMissing(f"stream {self._keys.stream}{why}")
         return facts
 
-    def group_consumers(self) -> list[GroupConsumer]:
+    def pending_counts(self) -> dict[bytes, int]:
+        """Return how many entries are pending for each name in the group."""
         rows = self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group)
-        return [GroupConsumer(row[b"name"], row[b"pending"]) for row in map(pairs, rows)]
+        return {row[b"name"]: row[b"pending"] for row in map(pairs, rows)}
 
     def pending_of(self, name: str | bytes, start: bytes = b"-", end: bytes = b"+") -> Iterator[bytes]:
         """Yield the ids that are pending for a name, page by page. Raises GroupMissing."""

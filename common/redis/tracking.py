@@ -45,6 +45,7 @@ class ChangeEar(Service):
     connection; the next turn makes another."""
 
     name = "watch"
+    waits_on_link = True
 
     def __init__(
         self,
@@ -126,9 +127,6 @@ class ChangeEar(Service):
         self._lost.update(late)
         if self._lost.total() >= _MOST_UNSAID:
             raise TrackingRefused(f"{self._lost.total()} changes were not announced")
-
-    def interrupt(self) -> None:
-        self._link.interrupt()
 
     def _subscribe(self, connection: Any) -> None:
         connection.protocol = 3  # of this one; the next is asked in RESP2 again

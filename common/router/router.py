@@ -457,6 +457,8 @@ _COUNTS_NOW = {"streams": "Streams with subscriptions.", "queued": "Streams to b
 class StreamReader(Service):
     """Service that reads what the desk says. ``unannounced`` is told of streams in which a sweep found entries."""
 
+    waits_on_link = True
+
     def __init__(
         self,
         name: str,
@@ -518,9 +520,6 @@ class StreamReader(Service):
                 raise
             self._desk.checked(checks, replies)
         return _IDLE_S / 4 if in_turn and block_ms is None and not found else 0.0
-
-    def interrupt(self) -> None:
-        self._link.interrupt()
 
     def _look_again(self, in_turn: bool) -> None:
         """Have streams checked whose ids may have gone back, and, of those that are read when they change, some read

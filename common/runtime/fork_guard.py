@@ -8,25 +8,39 @@ do to a child.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 #: Seconds within which a child's output is flushed; the rest is lost.
 _LAST_WORDS_S = 2.0
 _PR_SET_PDEATHSIG = 1
+_COUNTS = Path("/proc/vmstat")
+_KILLS = re.compile(r"^oom_kill ([0-9]+)$", re.MULTILINE)
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     """Have Linux send this signal to this process when the thread that made it has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def oom_kills() -> int | None:
+    """Return how many processes the kernel has ended for want of memory since the machine started, in all of its
+    containers; None where it does not say."""
+    with contextlib.suppress(OSError):
+        found = _KILLS.search(_COUNTS.read_text(encoding="ascii"))
+        return int(found[1]) if found is not None else None
+    return None
 
 
 def call_in_children(method: Callable[[], None]) -> None:

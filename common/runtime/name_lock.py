@@ -15,7 +15,6 @@ folder, two living clones would each prove the other dead: give them different n
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -26,8 +25,6 @@ from usher.common.base.errors import StartRefused
 from usher.common.protocol.registration import NO_LOCK, held_later
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: Errors of flock on a file system without it (some network and FUSE mounts).
-_NO_FLOCK = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 def boot_id() -> str | None:
@@ -59,7 +56,7 @@ class NameLock:
 
         Returns the evidence ``boot-id:device:inode:moment``, or ``NO_LOCK`` where the system has none; None when
         another living process has the lock, or children of a dead one. Taking it again is fine, and gives a later
-        moment. Raises StartRefused when the file cannot be created or locked.
+        moment. Raises StartRefused when the file cannot be created.
         """
         if self._descriptor is not None and self._taken_by == os.getpid():
             return self._evidence(self._descriptor)
@@ -73,11 +70,9 @@ class NameLock:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        except OSError as problem:
+        except OSError:  # a file system without it (some network and FUSE mounts)
             os.close(descriptor)
-            if problem.errno in _NO_FLOCK:
-                return NO_LOCK
-            raise StartRefused(f"USHER_STATE_DIR: {self.path} cannot be locked: {problem}") from problem
+            return NO_LOCK
         self._descriptor, self._taken_by = descriptor, os.getpid()
         return self._evidence(descriptor)
 

@@ -47,6 +47,9 @@ class Service:
     name: str = "service"
     #: Health calls the service stalled when no turn ended for this long; a turn must therefore wait for less.
     stalls_after_s: float = 10.0
+    #: A turn waits on ``_link`` for what comes: a stop ends that.
+    waits_on_link = False
+    _link: Any = None  # a connection of its own, where it has one
 
     def __init__(self, wake: Any = None) -> None:
         """``wake``: what it waits on between its turns, in place of an event that only threads can set."""
@@ -54,7 +57,7 @@ class Service:
         self._wake = wake or threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
-        self._trouble: str | None = None
+        self._trouble: str | None = None  # of the last turn; a long one may take it back
         self._logged: tuple[str, float] = ("", 0.0)
         self._last_turn_s: float | None = None
         self.turns = 0
@@ -66,12 +69,13 @@ class Service:
 
     def interrupt(self) -> None:
         """End a blocking call in ``run_once``. Called by ``stop``, from another thread."""
+        if self.waits_on_link:
+            self._link.interrupt()
 
     def on_end(self) -> None:
-        """Clean up after the last turn: close ``_link``, where the service has a connection of its own. Called once, on
-        the service's own thread."""
-        if (link := getattr(self, "_link", None)) is not None:
-            link.close()
+        """Clean up after the last turn: close ``_link``. Called once, on the service's own thread."""
+        if self._link is not None:
+            self._link.close()
 
     def start(self) -> None:
         if self._thread is not None:
@@ -104,11 +108,6 @@ class Service:
     def made_progress(self) -> None:
         """Tell health that a long turn is not stalled. Called by that turn, on its own thread."""
         self._last_turn_s = now_s()
-
-    def works_again(self) -> None:
-        """Tell health that the trouble of the last turn is over. Called by a long turn, on its own thread; should this
-        turn fail too, the pause grows."""
-        self._trouble = None
 
     @property
     def stopping(self) -> bool:

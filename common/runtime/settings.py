@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.base.extras import Late
-from usher.common.protocol.marks import MarkFields, check_tenant_field, check_weights
+from usher.common.protocol.marks import MarkFields, check_tenant_field, parse_weights
 from usher.common.protocol.message import parse_field_names
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection
 
@@ -42,11 +42,7 @@ def _address(value: str) -> str:
 
 
 def _url(value: str) -> str:
-    """Return the URL with brackets around an address of IPv6, which manifests (http://$(POD_IP):8721) cannot make.
-
-    >>> _url("http://fd00::5:8721"), _url("http://10.0.0.5:8721/a")
-    ('http://[fd00::5]:8721', 'http://10.0.0.5:8721/a')
-    """
+    """Return the URL with brackets around an address of IPv6, which manifests (http://$(POD_IP):8721) cannot make."""
     return re.sub(r"^(\s*https?://)([0-9A-Fa-f]*(?::[0-9A-Fa-f]*){2,}):([0-9]+)(?=/|\s*$)", r"\1[\2]:\3", value)
 
 
@@ -98,9 +94,7 @@ class CommonSettings(BaseModel):
     redis_url: str = Field(
         "",
         pattern=r"^$|^(unix|rediss?(\+sentinel|\+cluster)?)://",
-        description=(
-            "Redis to use (redis, unix, redis+sentinel, redis+cluster; TLS: rediss). Empty: the one of `usher up`."
-        ),
+        description="Redis (redis, unix, redis+sentinel, redis+cluster; TLS: rediss). Empty: the one of `usher up`.",
     )
     state_dir: Annotated[Path, AfterValidator(_absolute)] = Field(
         Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis."
@@ -110,10 +104,7 @@ class CommonSettings(BaseModel):
     )
     ticket_stream: StreamNames = Field(
         "ticket_stream",
-        description=(
-            "The stream that producers add messages to; or several names and patterns such as tickets:*, comma"
-            " separated."
-        ),
+        description="Stream of the messages; or several names and patterns such as tickets:*, comma separated.",
     )
     group: str = Field(
         "concurrency_stream_group",
@@ -124,36 +115,28 @@ class CommonSettings(BaseModel):
         "ticket_id",
         min_length=1,
         max_length=128,
-        description=(
-            "Message field that names the ticket. Where a message has no such field, a name with dots is a path in the"
-            " JSON of a field: payload.order.id."
-        ),
+        description="Message field that names the ticket. Where a message has no such field, a name with dots is a path"
+        " in the JSON of a field: payload.order.id.",
     )
     shown_fields: Annotated[str, checked_by(parse_field_names)] = Field(
         "",
         max_length=2048,
-        description=(
-            "Message fields that lists of tickets, messages and dead letters show, to operators, comma separated; each"
-            " as USHER_TICKET_FIELD names one: order,payload.customer.id. At most 8."
-        ),
+        description="Message fields that lists of tickets, messages and dead letters show to operators, comma"
+        " separated; each as USHER_TICKET_FIELD names one: order,payload.customer.id. At most 8.",
     )
     tenant_field: Annotated[str, AfterValidator(check_tenant_field)] = Field(
         "",
         max_length=128,
-        description=(
-            "What tells whose a message is, for fair turns: a field; @stream: the stream it was gathered from;"
-            " @ticket:SEPARATOR: its ticket id up to that. Empty: all wait in one line."
-        ),
+        description="What tells whose a message is, for fair turns: a field; @stream: the stream it was gathered from;"
+        " @ticket:SEPARATOR: its ticket id up to that. Empty: all wait in one line.",
     )
-    tenant_weights: Annotated[str, AfterValidator(check_weights)] = Field(
+    tenant_weights: Annotated[str, checked_by(parse_weights)] = Field(
         "", max_length=65_536, description="Weights of tenants, 1 to 1000: a=3,b=1; all others have 1."
     )
     priority_field: str = Field(
         "",
         max_length=128,
-        description=(
-            "Message field with the priority of its ticket: 0 (the least, and the default) to 9. Empty: all are alike."
-        ),
+        description="Message field with the priority of its ticket: 0 (the least, and the default) to 9. Empty: none.",
     )
     lease_seconds: float = Field(
         10.0,
@@ -183,10 +166,8 @@ class CommonSettings(BaseModel):
     )
     webhook_secret: str = Field(
         "",
-        description=(
-            "Secret by which the webhook's receiver knows that a POST is from here (Standard Webhooks: whsec_ and"
-            " base64, or any text). Empty: not signed."
-        ),
+        description="Secret by which the webhook's receiver knows that a POST is from here (Standard Webhooks:"
+        " whsec_ and base64, or any text). Empty: not signed.",
     )
     log_level: str = Field(
         "info", pattern=r"^(debug|info|warning|error)$", description="debug, info, warning or error."
@@ -289,7 +270,12 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
         if name.startswith(PREFIX) and (close := difflib.get_close_matches(name, known, n=1, cutoff=0.88)):
             problems.append(f"{name} is not a setting; did you mean {close[0]}?")
     given = {field: value for field, value in (flags or {}).items() if value is not None and field in cls.model_fields}
-    values = _outside(cls, environ) | given
+    folder = Path(environ.get("CREDENTIALS_DIRECTORY") or "/run/secrets")
+    files = {one.name.lower(): one for one in folder.iterdir() if one.is_file()} if folder.is_dir() else {}
+    names = {name_of(field).lower(): field for field in cls.model_fields}
+    values = {field: files[name].read_text().strip() for name, field in names.items() if name in files}
+    values |= {names[name.lower()]: value for name, value in environ.items() if value and name.lower() in names}
+    values |= given
     try:
         settings = cls.model_validate(values)
     except ValidationError as wrong:
@@ -303,15 +289,6 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
     if problems:
         raise SettingsError(problems)
     return settings
-
-
-def _outside(cls: Any, environ: Mapping[str, str]) -> dict[str, Any]:
-    names = {name_of(field).lower(): field for field in cls.model_fields}
-    folder = Path(environ.get("CREDENTIALS_DIRECTORY") or "/run/secrets")
-    files = {one.name.lower(): one for one in folder.iterdir() if one.is_file()} if folder.is_dir() else {}
-    told = {name: files[name].read_text().strip() for name in names if name in files}
-    told |= {name.lower(): value for name, value in environ.items() if value}
-    return {field: told[name] for name, field in names.items() if name in told}
 
 
 def _describe_setting_error(error: Any) -> str:

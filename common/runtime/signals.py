@@ -73,8 +73,9 @@ def _one_of_us(handler: Any) -> UntilSignal | None:
     return owner if isinstance(owner, UntilSignal) else None
 
 
-class StopAsked(Exception):
-    """The user, or the system, asked us to stop."""
+class StopAsked(SystemExit):
+    """The user, or the system, asked us to stop: with the exit code that shells expect of a program that a signal
+    stopped."""
 
 
 class StopRequest:
@@ -98,12 +99,11 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """The exit code that shells expect of a program stopped by a signal."""
         return 128 + self.signal
 
     def check(self) -> None:
         if self.asked:
-            raise StopAsked
+            raise StopAsked(self.exit_code)
 
     def wait(self, seconds: float) -> bool:
         """Wait for ``seconds``, or until asked to stop; return True in the second case."""

@@ -39,7 +39,7 @@ from usher.common.protocol.keys import REPLY_FIELD, Keys, LogKeys, uid_key, wait
 from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.message import DUE_FIELD, UID_FIELD, Key, check_ticket, key_bytes, ticket_key, ticket_value
 from usher.common.protocol.stream_id import ZERO
-from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link, checked
+from usher.common.redis.client import Arg, CommandRefused, Link, checked
 from usher.common.redis.replies import pairs
 from usher.common.runtime.service import Service
 
@@ -593,9 +593,7 @@ class LimitSign:
 
 def linked(place: Link | str | Any) -> Link:
     """Return the link to a URL, or beside a redis-py client; a Link as it is. Raises TypeError and ValueError."""
-    if isinstance(place, Link):
-        return place
-    return Link(place, "usher:producer") if isinstance(place, str) else ClientLink(place, "usher:producer")
+    return place if isinstance(place, Link) else Link(place, "usher:producer")
 
 
 def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:

@@ -21,7 +21,8 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import NotNow, OwnershipLost, RedisTrouble, ReplyUnknown, ServerChanged
 from usher.common.base.log import ERROR, event
 from usher.common.observability.metrics import LONG_US, DurationHistogram
-from usher.common.protocol.run_log import DONE, RETRY_LATER, Ran, encode
+from usher.common.protocol.marks import NO_FIELDS, MarkFields
+from usher.common.protocol.run_log import DONE, RETRY_LATER, encode
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import HandOver
 from usher.common.runtime.service import Service
@@ -129,7 +130,9 @@ class Acker(Service):
         self._idle = True  # the thread waits to be woken
         self._lingering = False
         self._write_now = threading.Event()  # ends the linger
-        self.policy, self.ran, self.outages = SKIP, Ran(), Outages()
+        self.policy, self.outages = SKIP, Outages()
+        #: The handler's name, and the fields in which its messages have tenants and priorities.
+        self.ran: tuple[str, MarkFields] = ("", NO_FIELDS)
         self.on_dead_letter: Callable[[Letter], None] = lambda letter: None
         #: Called when messages were acknowledged.
         self.on_progress: Callable[[], None] = lambda: None
@@ -217,7 +220,7 @@ class Acker(Service):
             policy,
             bury.at,
             bury.noted,
-            self.ran.handler,
+            self.ran[0],
         )
         self._given_up.append(GivenUp(lane, message, letter))
         self._write_now.set()
@@ -400,7 +403,7 @@ class Acker(Service):
         call has the same ones."""
         is_again = self._under_way > 0
         batch, into = self._next_batch(min(BATCH, most))
-        record = encode(self._incarnation, batch, by=self.ran, into=into) if self._run_log_length else b""
+        record = encode(self._incarnation, batch, (), *self.ran, into) if self._run_log_length else b""
         ids = [item.stream_id for item in batch]
         answers = answers_of(item for item in batch if item.stream_id in self._asked) if self._asked else ()
         self._steps.ack(ids, record, self._run_log_length, is_again, answers)

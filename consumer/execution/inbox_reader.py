@@ -98,6 +98,7 @@ class InboxReader(Service):
     """The service that fills the lanes with the messages that the inbox names."""
 
     name = "read"
+    waits_on_link = True
     _BLOCK_MS = 5000
 
     def __init__(self, link: Link, keys: Keys, incarnation: str, lanes: Lanes, lease: OwnLease) -> None:
@@ -346,9 +347,6 @@ class InboxReader(Service):
             me, count, first = self._incarnation, len(over), min(over, key=rank)
             event("inbox_entries_stale", level=WARNING, consumer=me, count=count, first=first)
         return over
-
-    def interrupt(self) -> None:
-        self._link.interrupt()
 
     def close(self) -> None:
         self._link.close()

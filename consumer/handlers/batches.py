@@ -57,7 +57,7 @@ def judge(parts: Sequence[Sequence[Message]], returned: Any, raised: BaseExcepti
     if raised is not None:
         raised = readable(raised)  # a RetryLater without a time is an error like any other
     if isinstance(raised, PartialFailure):
-        returned = _failed_of(raised)
+        returned = getattr(raised, "failed", None)  # a subclass of the handler's own may not have called our __init__
         raised = (
             None
             if isinstance(returned, Mapping)
@@ -69,18 +69,12 @@ def judge(parts: Sequence[Sequence[Message]], returned: Any, raised: BaseExcepti
         except Exception as problem:  # keys or errors of the handler's own types may fail to be read
             failed = TypeError(f"the failures that a batch handler names cannot be read: {format_error(problem)}")
         if not isinstance(failed, TypeError):
-            return [_first_failed(part, failed) for part in parts]
+            places = [next((at for at, one in enumerate(part) if one.id in failed), len(part)) for part in parts]
+            return [(at, failed[part[at].id] if part[at:] else None) for at, part in zip(places, parts, strict=True)]
         raised = failed
     if isinstance(raised, RetryLater) or sum(map(len, parts)) == 1:
         return [(0, raised) for _ in parts]
     return [(0, TriedTogether(raised)) for _ in parts]
-
-
-def _failed_of(raised: PartialFailure) -> Any:
-    try:
-        return raised.failed
-    except Exception:  # a subclass of the handler's own may not have called our __init__
-        return None
 
 
 def _named(parts: Sequence[Sequence[Message]], returned: Any) -> dict[str, BaseException] | TypeError:
@@ -111,10 +105,3 @@ def _error_of(value: Any) -> BaseException | None:
         except Exception as problem:
             return problem
     return value if isinstance(value, BaseException) else None
-
-
-def _first_failed(part: Sequence[Message], failed: Mapping[str, BaseException]) -> LaneOutcome:
-    for place, message in enumerate(part):
-        if message.id in failed:
-            return place, failed[message.id]
-    return len(part), None

@@ -242,20 +242,9 @@ def _tell_of_rollback(used: Any, task: str, uid: str) -> None:
 
 
 def _result(task: Any, result_id: str, args: Any, kwargs: Any, backend: str) -> Any:
-    return TaskResult(
-        task=task,
-        id=result_id,
-        status=TaskResultStatus.READY,
-        enqueued_at=None,
-        started_at=None,
-        finished_at=None,
-        last_attempted_at=None,
-        args=list(args),
-        kwargs=kwargs,
-        backend=backend,
-        errors=[],
-        worker_ids=[],
-    )
+    own: dict[str, Any] = {"task": task, "id": result_id, "status": TaskResultStatus.READY, "backend": backend}
+    times = dict.fromkeys(("enqueued_at", "started_at", "finished_at", "last_attempted_at"))
+    return TaskResult(**own, **times, args=list(args), kwargs=kwargs, errors=[], worker_ids=[])
 
 
 def _change(result: Any, **values: Any) -> None:

@@ -54,9 +54,14 @@ def own_line(trace: str) -> str:
     calls = [call for call in calls if not call[0].startswith(ours)]
     own = [call for call in calls if not call[0].startswith((*python, *installed))]
     if not own and (handler := next((path for path, _ in calls if path.startswith(installed)), "")):
-        beside = _package(handler, installed)
+        root = next(root for root in installed if handler.startswith(root))
+        beside = root + handler[len(root) :].partition("/")[0]
         own = [call for call in calls if call[0].startswith(beside)]
-    return f"{_shortened(own[-1][0])}:{own[-1][1]}" if own else ""
+    if not own:
+        return ""
+    path, line = own[-1]
+    roots = [f"{one or Path.cwd()}/" for one in sys.path]
+    return f"{path[max((len(root) for root in roots if path.startswith(root)), default=0) :]}:{line}"
 
 
 def is_users(path: str) -> bool:
@@ -90,13 +95,3 @@ def _roots() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
 
 def _folders(*paths: str) -> tuple[str, ...]:
     return tuple(f"{spelt}/" for path in paths for spelt in {path, str(Path(path).resolve())})
-
-
-def _package(path: str, installed: tuple[str, ...]) -> str:
-    root = next(root for root in installed if path.startswith(root))
-    return root + path[len(root) :].partition("/")[0]
-
-
-def _shortened(path: str) -> str:
-    roots = [f"{one or Path.cwd()}/" for one in sys.path]
-    return path[max((len(root) for root in roots if path.startswith(root)), default=0) :]

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from usher.common.base.callables import unfinished_kind
+from usher.common.base.callables import check_done
 from usher.common.base.errors import HandlerUnusable
 from usher.common.base.log import WARNING, event
 from usher.common.base.text import format_error
@@ -102,20 +102,22 @@ def with_spans(handler: Handler, stream: str, group: str) -> Handler:
     return replace(handler, call=call)
 
 
+_WAITS = (
+    "let USHER_HANDLER name an 'async def' function (a decorator around one must be 'async def' too), or let the"
+    " handler wait for the result itself"
+)
+
+
 def check_ran(result: object) -> None:
     """Raise HandlerUnusable when a handler's return value shows that nothing of it ran (common/base/callables.py), and
     what is an error itself. For a pool's future only log a warning, once."""
     try:
-        kind, is_future = unfinished_kind(result), isinstance(result, Future)
-    except Exception as problem:  # a stand-in for an object that cannot be had; it runs nothing later
-        if problem is result or issubclass(type(result), type):
+        check_done(result, HandlerUnusable, _WAITS)
+        is_future = isinstance(result, Future)
+    except Exception as problem:  # or a stand-in for an object that cannot be had; it runs nothing later
+        if problem is result or issubclass(type(result), type) or type(problem) is HandlerUnusable:
             raise
         return
-    if kind:
-        raise HandlerUnusable(
-            f"the handler returned {kind!r}, so nothing of the message was done: let USHER_HANDLER name an 'async def' "
-            f"function (a decorator around one must be 'async def' too), or let the handler wait for the result itself"
-        )
     if is_future:
         _tell_of_future()
 

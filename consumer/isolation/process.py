@@ -31,7 +31,7 @@ from typing import Any
 
 from usher.common.base.errors import LONGEST_WAIT_S, GiveUp, Invalid, RetryLater, StartRefused, readable
 from usher.common.base.text import format_error
-from usher.common.runtime.memory import oom_kills
+from usher.common.runtime.fork_guard import oom_kills
 from usher.common.runtime.own_command import usher_command
 from usher.consumer.handlers.error_trace import traced, type_name
 

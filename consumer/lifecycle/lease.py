@@ -7,7 +7,7 @@ A lease that was lost or revoked is never taken up again: the process leaves, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -105,7 +105,7 @@ class Registrar(Service):
         return MasterUnavailable(f"{answer.url} answered {answer.status} {why}")
 
     def _accepted(self, answer: Mapping[str, Any], sent_s: float) -> bool:
-        registration = self._asked.with_generation(int(answer["generation"]))
+        registration = replace(self._asked, generation=int(answer["generation"]))
         lease_s, left_s = int(answer["lease_ms"]) / 1000, int(answer["left_ms"]) / 1000
         window = int(answer["ticket_window"])
         taken = Taken(registration, lease_s, sent_s - (lease_s - left_s), window)

@@ -19,12 +19,12 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.last_error import LastError, NotedError
 from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.registration import Registration
-from usher.common.protocol.run_log import FAILURES, RETRY_LATER, Ran, encode_kept
+from usher.common.protocol.run_log import FAILURES, RETRY_LATER, encode_kept
 from usher.common.protocol.run_log import encode as encode_runs
 from usher.common.redis.client import CommandRefused, Link, NotNow, checked
 from usher.consumer.policy.outcome import Finished
 
-_NO_ERROR, _UNKNOWN = NotedError(), Ran()
+_NO_ERROR = NotedError()
 _NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
 #: Acknowledgements go by the script for so long, once they have to.
 _WATCH_AGAIN_S = 1.0
@@ -196,11 +196,11 @@ class OwnerScripts:
         script_keys = (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors, keys.failures)
         self._check(self.link.run("charge", script_keys, args))
 
-    def note_failures(self, failures: Sequence[Finished], run_log_length: int, by: Ran = _UNKNOWN) -> None:
+    def note_failures(self, failures: Sequence[Finished], run_log_length: int, ran: tuple[Any, ...] = ()) -> None:
         """Note starts that did not end in success. If a message failed more than once, Redis gets its last count, and
-        the run log every execution."""
+        the run log every execution. ``ran``: the handler that ran them, and the fields in which they have marks."""
         outcomes, errors = [run.outcome for run in failures], dict[bytes, NotedError]()
-        record = encode_runs(self.incarnation, failures, outcomes, by) if run_log_length else b""
+        record = encode_runs(self.incarnation, failures, outcomes, *ran) if run_log_length else b""
         for run in failures:
             if run.error or (run.outcome != RETRY_LATER and run.attempt > 1):  # else its letter tells all
                 before, last = errors.get(run.stream_id, _NO_ERROR), run.error and decode_error(run.error.head)

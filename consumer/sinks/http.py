@@ -57,7 +57,7 @@ def refuse_by_status(message: Marked, status: int) -> None:
     if status == 409:
         raise StaleFence(message)
     if status in (408, 425, 429) or status >= 500:
-        raise SinkNotNow(f"the service answered {status}", _AGAIN_S, status in (502, 503, 504))
+        raise SinkNotNow(_AGAIN_S, f"the service answered {status}", status in (502, 503, 504))
 
 
 def _encoded(text: str) -> str:

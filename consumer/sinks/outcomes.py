@@ -62,9 +62,6 @@ class SinkNotNow(RetryLater):
     Nothing is lost and nothing doubled by that: if the effect was stored after all, the next try finds its uid.
     """
 
-    def __init__(self, reason: str, after_s: float, is_away: bool = False) -> None:
-        super().__init__(after_s, reason, is_away)
-
 
 class SinkMisused(UsherError):
     """The sink cannot keep its promise with what it was given; the text says what to change."""

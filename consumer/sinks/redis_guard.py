@@ -90,7 +90,7 @@ class RedisGuard:
             kind, *rest = self._linked.run(_SCRIPT, [*own, *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:
             raise SinkNotNow(
-                f"Redis cannot apply it for the moment, or applied it and its reply was lost: {trouble}", _AGAIN_S, True
+                _AGAIN_S, f"Redis cannot apply it for the moment, or applied it and its reply was lost: {trouble}", True
             ) from trouble
         if kind == b"STALE":
             raise StaleFence(message)

@@ -27,7 +27,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
-from usher.common.base.callables import unawaitable_reason, unfinished_kind
+from usher.common.base.callables import check_done, unawaitable_reason
 from usher.common.base.log import WARNING, event
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.sql.alchemy import (
@@ -131,7 +131,7 @@ class SinkSteps:
             if sqlstate(error) != CANCELED:
                 raise
             # These two statements only wait, for a zombie or for a slow disk: that is not the message's fault.
-            raise SinkNotNow(f"before the handler was called: {driver_message(error)}", _CANCELED_S) from error
+            raise SinkNotNow(_CANCELED_S, f"before the handler was called: {driver_message(error)}") from error
 
     def _enter(self, connection: sa.Connection, message: Marked) -> bool:
         """Begin the sink's transaction; return True when the effect may follow.
@@ -155,19 +155,6 @@ class SinkSteps:
         if rehearses:
             connection.execute(sa.text(f"SAVEPOINT {_SAVEPOINT}"))
         return is_new
-
-    def _leave(self, connection: sa.Connection, message: Marked, is_active: bool) -> bool:
-        """Check the transaction after the effect; return True when it must be rolled back now, as that of a
-        rehearsal."""
-        if not is_active:
-            raise SinkMisused(
-                "the sink's transaction was ended inside of it; leave commit and rollback to the sink, and raise to"
-                " undo everything"
-            )
-        self._check_unbroken(connection)
-        if is_rehearsal(message):
-            self._end_rehearsal(connection)
-        return is_rehearsal(message)
 
     def _end_rehearsal(self, connection: sa.Connection) -> None:
         """Check a rehearsal before its rollback. Raise the errors that the commit would, for constraints that
@@ -211,7 +198,14 @@ class SinkSteps:
                     with ForkGuard():  # forked children would commit, or roll back, on our connection
                         yield session
                     session.commit()
-                if self._leave(connection, message, transaction.is_active):
+                if not transaction.is_active:
+                    raise SinkMisused(
+                        "the sink's transaction was ended inside of it; leave commit and rollback to the sink, and"
+                        " raise to undo everything"
+                    )
+                self._check_unbroken(connection)
+                if is_rehearsal(message):
+                    self._end_rehearsal(connection)
                     transaction.rollback()
                     return
         if next(self._turns) % PRUNE_EVERY == 0:
@@ -277,13 +271,7 @@ class SqlSink(SinkSteps):
     for databases other than PostgreSQL and SQLite.
     """
 
-    def __init__(
-        self,
-        engine: sa.Engine | str,
-        name: str = "default",
-        *,
-        keep_s: float = WEEK_S,
-    ) -> None:
+    def __init__(self, engine: sa.Engine | str, name: str = "default", *, keep_s: float = WEEK_S) -> None:
         if isinstance(engine, str):
             made = sa.engine.make_url(engine)
             # No bound on the pool: it has as many connections as handlers run at a time.
@@ -325,23 +313,16 @@ class SqlSink(SinkSteps):
         def handle_once(message: M) -> None:
             with self.admitted(message) as session:
                 if session is not None:
-                    check_done(handle(message, session))
+                    check_done(handle(message, session), SinkMisused, WAIT)
 
         handle_once.__signature__ = ONE_MESSAGE  # type: ignore[attr-defined]
         return handle_once
 
 
+#: Checked inside the transaction, so that no uid is stored without the effect.
+WAIT = "let it wait for the result itself"
 #: load_handler checks it: one argument, whatever the decorated function takes.
 ONE_MESSAGE = inspect.Signature([inspect.Parameter("message", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
-
-
-def check_done(result: object) -> None:
-    """Raise SinkMisused, inside the transaction, when the uid would be stored without the effect."""
-    if kind := unfinished_kind(result):
-        raise SinkMisused(
-            f"the handler returned {kind!r}, so nothing of the message was done, and nothing is stored: let it wait for"
-            " the result itself"
-        )
 
 
 @contextlib.contextmanager
@@ -363,7 +344,7 @@ def plain_errors() -> Iterator[None]:
         lasts = found.is_away or state.startswith(_SHORT)
         pause_s = _RNG.uniform(*(_AWAY_S if lasts else _CONTENTION_S))
         how = "cannot be reached: the transaction may or may not have happened" if found.is_away else "is busy"
-        raise SinkNotNow(f"the database {how} ({found.told})", pause_s, lasts) from error
+        raise SinkNotNow(pause_s, f"the database {how} ({found.told})", lasts) from error
 
 
 class _NotAgain:

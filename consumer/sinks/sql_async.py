@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.util import greenlet_spawn
 
+from usher.common.base.callables import check_done
 from usher.consumer.sinks.outcomes import Marked, SinkMisused
-from usher.consumer.sinks.sql import ONE_MESSAGE, WEEK_S, SinkSteps, check_done
+from usher.consumer.sinks.sql import ONE_MESSAGE, WAIT, WEEK_S, SinkSteps
 
 M = TypeVar("M", bound=Marked)
 
@@ -46,7 +47,7 @@ class AsyncSqlSink:
         async def handle_once(message: M) -> None:
             async with self.transaction(message) as session:
                 if session is not None:
-                    check_done(await handle(message, session))
+                    check_done(await handle(message, session), SinkMisused, WAIT)
 
         handle_once.__signature__ = ONE_MESSAGE  # type: ignore[attr-defined]
         return handle_once

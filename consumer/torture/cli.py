@@ -26,7 +26,7 @@ from usher.common.cli.progress import progress
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import takes_json
-from usher.common.runtime.signals import StopAsked, StopRequest
+from usher.common.runtime.signals import StopRequest
 from usher.consumer.torture.stage import TortureRequest
 from usher.consumer.torture.stories import ScenarioResult, explained, summary
 
@@ -121,10 +121,7 @@ def torture(handler: str, effect: str, setup: str, fields: tuple[str, ...], as_j
     request = TortureRequest(handler, effect, setup, _pairs(fields), **asked)
     began_s = time.monotonic()
     with StopRequest() as stop, progress() as show:
-        try:
-            findings = run_torture(request, os.environ, show, stop.check)
-        except StopAsked:
-            sys.exit(stop.exit_code)
+        findings = run_torture(request, os.environ, show, stop.check)
     seconds = time.monotonic() - began_s
     is_safe = all(finding.safe for finding in findings)
     if as_json:

@@ -28,9 +28,8 @@ from usher.common.base.durations import option
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.http.credentials import Role, line_of
 from usher.common.redis.acl import USERS, acl_file
-from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, version_below_7
+from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, memory_of_machine, version_below_7
 from usher.common.redis.locate import write_whole
-from usher.common.runtime.memory import memory_of_machine
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load
 from usher.deploy.local.up import EXAMPLE_HANDLER, LocalSettings, can_prove, problems_of_programs

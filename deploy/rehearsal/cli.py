@@ -654,10 +654,7 @@ def _searched(
             show(f"{what}: {count:,}", 0, 0)
 
         finder = Candidates(at.link, at.keys, settings.work_ticket_field, on_page)
-        try:
-            return finder, search(finder)
-        except StopAsked:
-            sys.exit(stop.exit_code)
+        return finder, search(finder)
 
 
 def _found(finder: Candidates, given: dict[str, Any], wanted: LetterFilter | None, at: View) -> list[Candidate]:

@@ -33,7 +33,7 @@ from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.base.log import redacted
 from usher.common.base.text import escape_control, span
 from usher.common.protocol.keys import HALTED, MASTER, Keys
-from usher.common.protocol.mishaps import KEPT, losses_command, mishaps_command, parse_losses, parse_mishaps
+from usher.common.protocol.mishaps import KEPT, MISHAPS, losses_command, parse_losses, parse_mishaps
 from usher.common.protocol.registration import NAME
 from usher.common.protocol.stream_id import ZERO, after, is_id, rank
 from usher.common.redis.client import Link
@@ -206,7 +206,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> dict[str, Any]:
     runs, of_stream = facts_of(link, keys.runs), facts_of(link, keys.stream)
     counted = link.call("HGET", keys.counters, f"cut_at {keys.stream}")
     try:
-        mishaps = parse_mishaps(link.call(*mishaps_command(keys)))
+        mishaps = parse_mishaps(link.call("HMGET", keys.counters, *MISHAPS))
     except ValueError as odd:
         raise KeyForeign(f"{keys.counters} cannot be read: {odd}") from odd
     losses = parse_losses(*link.all_of([losses_command(keys, KEPT)]))
@@ -215,8 +215,8 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> dict[str, Any]:
         raise KeyForeign(f"{keys.losses} cannot be read: an id in it is none")
     # What was taken out of the pending list had not succeeded.
     repeats = [(one.ms, *one.repeats) for one in losses if one.repeats is not None and one.kind != "taken_out"]
-    is_recent = time_ms // 1000 - mishaps.unread_cut_s < _RECENT_S
-    unread = cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0)
+    is_recent = time_ms // 1000 - mishaps["unread_cut_s"] < _RECENT_S
+    unread = cut_unread(group, of_stream, counted) + (mishaps["unread_cut"] if is_recent else 0)
     first, first_run, deleted = first_of(of_stream), first_of(runs), runs.get(_DELETED, ZERO)
     cut = [first_run] if first_run and is_capped(runs, run_log_length) else []
     cut += [deleted] if first_run and rank(deleted) > rank(first_run) else []

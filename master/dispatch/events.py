@@ -76,6 +76,7 @@ class ChangeWatch(Service):
     reports of consumers that know no master's URL."""
 
     name = "changes"
+    waits_on_link = True
     _BLOCK_MS = 5000
 
     def __init__(
@@ -124,6 +125,3 @@ class ChangeWatch(Service):
             self._reported = entry_id
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):  # a stranger's
                 self._tell(report_of(fields[1], int(fields[0])))
-
-    def interrupt(self) -> None:
-        self._link.interrupt()

@@ -36,13 +36,12 @@ from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.message import as_mapping, first_value, ticket_value
-from usher.common.protocol.mishaps import Mishaps, losses_command, parse_losses
-from usher.common.protocol.mishaps import told as told_of
+from usher.common.protocol.mishaps import MISHAPS, losses_command, parse_losses
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import DONE, MERGED
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD
-from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank, sequence
+from usher.common.protocol.stream_id import ZERO, is_id, milliseconds, rank
 from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import Entry, first_of, pairs
@@ -308,7 +307,7 @@ class LiveOverview(Service):
         for row in self._rows:
             row["tickets"] = self._tickets.owned_by(row["incarnation"])
         losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])
-        seen["losses"] = [told_of(loss) for loss in parse_losses(losses)]
+        seen["losses"] = [loss.document() for loss in parse_losses(losses)]
         trouble, share = write_trouble(*told), memory_share(*told)
         seen["memory_share"] = None if share is None else round(share, 2)
         seen["write_trouble"] = None if trouble is None else trouble._asdict()
@@ -366,7 +365,7 @@ def _nothing_yet(keys: Keys) -> dict[str, Any]:
         " write_trouble oldest_ms leader_url epoch"
     )
     known = {"time_ms": 0, "stream": keys.stream, "group": keys.group, "has_group": True, "lag_is_exact": True}
-    rows: dict[str, Any] = {"mishaps": Mishaps()._asdict(), "tenants": []}
+    rows: dict[str, Any] = {"mishaps": dict.fromkeys(MISHAPS, 0), "tenants": []}
     rows |= {"groups": [], "alarms": [], "letters": [], "look_ms": None}
     return {**dict.fromkeys(unknown.split()), **known, **rows}
 
@@ -698,7 +697,8 @@ class TicketFeed(Service):
         if first is None or rank(last) > rank(end):
             return rank(last) != rank(end)
         # The leader trims the work stream all the time, but its ids are numbered without gaps.
-        is_next = source == ENTRIES and self._field == SCOPED_TICKET_FIELD and sequence(first) == sequence(last) + 1
+        numbers = [int(one.partition(b"-")[2]) for one in (last, first)]
+        is_next = source == ENTRIES and self._field == SCOPED_TICKET_FIELD and numbers[1] == numbers[0] + 1
         return rank(first) > rank(last) and not is_next
 
     def _facts(self) -> list[dict[bytes, Any]]:

@@ -19,7 +19,7 @@ from usher.common.base.log import WARNING, event
 from usher.common.doctor.judgements import INFO_COMMANDS, memory_share, write_trouble
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
+from usher.common.protocol.mishaps import MISHAPS, parse_mishaps
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Arg, Link, checked
 from usher.common.redis.replies import cut_at, found_entries, group_of, pairs
@@ -65,7 +65,7 @@ def stream_sums(link: Link, keys: Keys, most: int) -> dict[str, Any]:
     counts += [("HLEN", name) for name in (keys.tickets, keys.attempts, keys.errors, keys.rules)]
     counts += [("GET", keys.leader), ("HGET", keys.counters, f"cut_at {keys.stream}"), ("GET", keys.taken)]
     of_group = [("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)]
-    more = [mishaps_command(keys), ("HGETALL", LogKeys(keys.stream).behind), *waiting_commands(keys)]
+    more = [("HMGET", keys.counters, *MISHAPS), ("HGETALL", LogKeys(keys.stream).behind), *waiting_commands(keys)]
     replies = link.pipeline([*counts, *of_group, *more])
     checked(replies[: len(counts)])
     entries, dead, tickets, retrying, errors, rules, leader, cut, taken, groups, pending, *told_of = replies
@@ -81,7 +81,7 @@ def stream_sums(link: Link, keys: Keys, most: int) -> dict[str, Any]:
     seen |= {"entries": entries, "lag": lag, "lag_is_exact": is_exact, "tickets": tickets, "rules": rules}
     seen |= {"pending": total, "parked": by_name.get(MASTER, 0), "halted": by_name.get(HALTED, 0), "by_name": by_name}
     seen |= {"oldest": bytes(lowest) if lowest else None, "retrying": retrying, "errors": errors, "dead_letters": dead}
-    seen |= {"delayed": waiting_of(*delayed), "mishaps": parse_mishaps(mishaps)._asdict()}
+    seen |= {"delayed": waiting_of(*delayed), "mishaps": parse_mishaps(mishaps)}
     return seen | {"behind": {name.decode(errors="replace"): int(number) for name, number in told.items()}}
 
 

@@ -37,7 +37,7 @@ from usher.common.protocol.message import (
     shown_fields,
     ticket_value,
 )
-from usher.common.protocol.mishaps import losses_command, parse_losses, told
+from usher.common.protocol.mishaps import losses_command, parse_losses
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import CRASHED, DONE, FAILED, GAVE_UP, RunRecord, decode_kept
 from usher.common.protocol.run_log import decode as decode_runs
@@ -185,7 +185,7 @@ class StatusReader:
             del seen[name]
         losses, *told_of = self._link.pipeline([losses_command(self._keys, 1), *INFO_COMMANDS])
         trouble = write_trouble(*told_of)
-        last_loss = next((told(loss) for loss in parse_losses(losses)), None)
+        last_loss = next((loss.document() for loss in parse_losses(losses)), None)
         return seen | {"write_trouble": None if trouble is None else trouble.text, "last_loss": last_loss}
 
     def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
@@ -197,7 +197,7 @@ class StatusReader:
         """Return all registered consumers, and names in the group that still hold entries without being registered
         (``consumer_rows``), with the tickets that they have in processing."""
         try:
-            group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
+            group = {name.decode(errors="replace"): count for name, count in self._stream.pending_counts().items()}
         except (GroupMissing, CommandRefused):
             group = {}
         rows = consumer_rows(self._link, self._keys, read_rules(self._link, self._keys), group)
@@ -882,7 +882,7 @@ def stream_row(link: Link, keys: Keys, retention: Retention) -> dict[str, Any]:
         "growth": None if grows is None else describe(grows),
         "days_left": None if grows is None else grows.days_left,
         "memory": None if memory is None else memory._asdict() | {"share": memory.share},
-        "losses": [told(loss) for loss in parse_losses(losses)],
+        "losses": [loss.document() for loss in parse_losses(losses)],
         "streamer": (streamer or b"").decode(errors="replace").partition(" ")[2] or None,
         "others": others,
     }

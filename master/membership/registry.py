@@ -231,7 +231,7 @@ class Membership:
 
     def _try(self, asked: Registration, former: Registration | None, stored: bytes) -> RegistrationResult | None:
         generation = int(self._link.run("next_generation", (self._keys.counters,), ()))
-        new = asked.with_generation(generation)
+        new = replace(asked, generation=generation)
         proven_dead = former is not None and held_later(asked.lock, former.lock)
         reply = self._write(new, stored, former, self.lease_ms, proven_dead)
         if reply[0] == b"HELD":

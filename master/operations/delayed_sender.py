@@ -38,6 +38,7 @@ class DelayedMessages(LeaderService):
     is one stream. ``on_rejected`` is called with those that became dead letters."""
 
     name = "delayed"
+    waits_on_link = True
     stalls_after_s = 2 * _AGAIN_S
 
     def __init__(
@@ -69,7 +70,7 @@ class DelayedMessages(LeaderService):
                 self._send(steps, look.due)
             else:
                 # else the trouble of the last turn is reported until this one ends, and a wait is long
-                self.works_again()
+                self._trouble = None  # should this turn fail too, the pause grows
                 self._await(look, steps.epoch)
         except CommandRefused as refused:
             event("delayed_messages_refused", level=ERROR, why=str(refused), way_out="see `usher doctor`")
@@ -145,6 +146,3 @@ class DelayedMessages(LeaderService):
         except CommandRefused:
             return b""
         return newest[0][0] if newest else ZERO
-
-    def interrupt(self) -> None:
-        self._link.interrupt()

@@ -134,12 +134,12 @@ class LiveRules:
             return (len(record.ids) if record is not None and b":" in record.owner else 0), True
         if rule.target is not Target.PATTERN:
             try:
-                group = self._stream.group_consumers()
+                group = self._stream.pending_counts()
             except (GroupMissing, CommandRefused):
                 return 0, True
             of = rule.value.encode() + b":" if rule.target is Target.CONSUMER else b""
-            held = [one for one in group if one.name not in (MASTER, HALTED) and one.name.startswith(of)]
-            return sum(one.pending for one in held), True
+            held = [count for name, count in group.items() if name not in (MASTER, HALTED) and name.startswith(of)]
+            return sum(held), True
         count = 0
         for number, (ticket, found) in enumerate(self._stream.records(), 1):
             if found is not None and b":" in found.owner and rule.fits(text_of(ticket)):

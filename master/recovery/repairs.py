@@ -212,7 +212,7 @@ class Janitor(LeaderService):
         """Forget the incarnations that are over; return whether there were none. Names that are no incarnation of ours
         are left to their owners; an incarnation that died before its first message is in no group."""
         members = read_registry(self._link, self._keys)
-        group = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
+        group = self._stream.pending_counts()
         names = {
             name.decode(errors="replace"): pending for name, pending in group.items() if name not in (MASTER, HALTED)
         }
@@ -279,7 +279,7 @@ class Takeover:
         below = before(span.first) if span.first is not None else span.last_generated
         dead = self._load_index(max(delivered, below, key=rank))
         living = set(board.consumers) - dead
-        held = {name.decode(errors="replace"): pending for name, pending in stream.group_consumers() if pending}
+        held = {name.decode(errors="replace"): pending for name, pending in stream.pending_counts().items() if pending}
         # A name that no incarnation can have is not ours to end; the idle sweep finds what it holds.
         self._recover(dead | {name for name in held if ":" in name and name not in living}, held)
         self._learn_tenants()

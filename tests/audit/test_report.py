@@ -16,7 +16,7 @@ import pytest
 from tests.audit.seeding import Seeder
 from tests.commands import usher
 from usher.common.protocol.marks import MarkFields
-from usher.common.protocol.run_log import Ran, encode
+from usher.common.protocol.run_log import encode
 from usher.common.redis.client import Link
 from usher.consumer.policy.outcome import Finished
 
@@ -48,8 +48,7 @@ def executions(days: int, seed: int) -> list[list[Run]]:
 def write(link: Link, seeder: Seeder, records: Iterable[list[Run]]) -> None:
     for rows in records:
         consumer, handler, *_ = rows[0]
-        ran = Ran(handler, MarkFields("customer"))
-        told = encode(consumer, [row[3] for row in rows], [row[4] for row in rows], ran)
+        told = encode(consumer, [row[3] for row in rows], [row[4] for row in rows], handler, MarkFields("customer"))
         link.call("XADD", seeder.keys.runs, "*", "batch", told)
 
 

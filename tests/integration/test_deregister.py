@@ -13,7 +13,7 @@ def _traces(world: World) -> list[bytes]:
     keys = [
         key for key in world.link.call("KEYS", world.keys.prefix + "*:*:*") if b":lease:" in key or b":inbox:" in key
     ]
-    names = [consumer.name for consumer in world.stream.group_consumers() if consumer.name != b"master"]
+    names = [name for name in world.stream.pending_counts() if name != b"master"]
     return sorted([*keys, *names, *world.link.call("HKEYS", world.keys.consumers)])
 
 

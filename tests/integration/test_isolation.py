@@ -19,7 +19,7 @@ import pytest
 
 from tests.process.machine import until
 from usher.common.base.clock import now_s
-from usher.common.runtime import memory
+from usher.common.runtime import fork_guard
 from usher.consumer.isolation.process import HandlerProcess, How, Piece, ProcessSpec, Template
 
 _HANDLERS = """
@@ -175,7 +175,7 @@ def test_who_is_killed_while_the_kernel_ends_processes_for_want_of_memory_need_n
     """The kernel takes the child first, whoever needs the memory."""
     counts = folder / "vmstat"
     counts.write_text("nr_free_pages 12\noom_kill 7\n")
-    monkeypatch.setattr(memory, "_COUNTS", counts)
+    monkeypatch.setattr(fork_guard, "_COUNTS", counts)
 
     def end() -> None:
         if (folder / "effect").exists():

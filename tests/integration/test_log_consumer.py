@@ -159,7 +159,7 @@ def test_what_runs_nothing_of_the_records_does_not_move_over_them(
     send(link, "a", "b")
     consumer = consumers(outbox)
     for handle, kind in ((waits, "coroutine"), (yields, "generator")):
-        with pytest.raises(OutboxMisused, match=f"handle returned '{kind}', so nothing of these records was done"):
+        with pytest.raises(OutboxMisused, match=f"the handler returned '{kind}', so nothing of the message was done"):
             consumer.step(handle)
     read_all(consumer)
     assert consumer.state()[1]["uids"] == ["a", "b"]

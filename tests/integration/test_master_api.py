@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Desk:
             raise NameInUse(2_300)
         if asked.name == "over":
             raise RegistrationOver
-        return RegistrationResult(asked.with_generation(7), asked.uuid != "again", 10_000, 9_000)
+        return RegistrationResult(replace(asked, generation=7), asked.uuid != "again", 10_000, 9_000)
 
     def deregister(self, incarnation: str) -> bool:
         self._trouble(incarnation)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import sys
 import time
 
 import pytest
 
 from tests.proxy import Proxy
 from usher.common.base.errors import ReplyUnknown
-from usher.common.redis.client import CHUNK_BYTES, Link
+from usher.common.redis.client import Link
 from usher.common.sending.producer import BATCH_BYTES, Outgoing, Producer
 
 _TIMEOUT_S = 0.6
@@ -70,29 +67,3 @@ def test_a_batch_of_large_messages_is_no_longer_than_it_must_be(redis_url: str, 
     assert requests == [2, 2, 2]
     assert [one.id.encode() for one in sent] == [entry[0] for entry in link.call("XRANGE", "s", "-", "+")]
     far.close()
-
-
-@pytest.mark.parametrize("looks", [0, 1])
-def test_where_the_system_does_not_say_what_has_arrived_large_commands_go_out_all_the_same(
-    redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch, looks: int
-) -> None:
-    """And what does not get on is given up as ever. ``looks``: how often the system says it of that, before it does
-    not."""
-    told: list[int] = []
-
-    def ioctl(*_: object) -> bytes:
-        if not told:
-            raise OSError(errno.ENOTTY, "Inappropriate ioctl for device")
-        return told.pop().to_bytes(4, sys.byteorder)
-
-    monkeypatch.setattr(fcntl, "ioctl", ioctl)
-    with Proxy(redis_url, bytes_per_s=1e9) as proxy:
-        far = Link(proxy.url, "far", timeout_s=_TIMEOUT_S)
-        assert far.call("SET", "k", b"x" * _LARGE) == b"OK"
-        proxy.bytes_per_s = None
-        told += [20 * _LARGE] * looks
-        with pytest.raises(ReplyUnknown):
-            far.call("SET", "k", b"x" * (CHUNK_BYTES + 1))
-        proxy.bytes_per_s = 1e9
-        assert far.call("STRLEN", "k") == _LARGE
-        far.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -393,7 +394,7 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
         if consumer is None or self.ledger.holder(consumer.registration.name) != consumer.incarnation:
             return
         if self.ledger.lease(consumer.incarnation) == b"live":
-            again = self.stage.members.register(consumer.registration.with_generation(0))
+            again = self.stage.members.register(replace(consumer.registration, generation=0))
             assert not again.created, "the same process got a second generation"
             assert again.registration.incarnation == consumer.incarnation
 

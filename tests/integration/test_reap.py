@@ -30,7 +30,7 @@ def _dead(world: World, leader: LeaderScripts) -> Owner:
 
 def _traces(world: World, owner: Owner) -> tuple[bool, bool, bool]:
     """Whether the group consumer, the inbox and the registration are there."""
-    names = [consumer.name for consumer in world.stream.group_consumers()]
+    names = list(world.stream.pending_counts())
     link, keys = world.link, world.keys
     return (
         owner.name in names,

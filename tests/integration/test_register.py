@@ -50,25 +50,25 @@ def _register(
 
 @pytest.mark.parametrize("believed", [b"", b"somebody else"])
 def test_who_believes_wrongly_is_told_and_changes_nothing(world: World, believed: bytes) -> None:
-    _register(world, b"", _asked().with_generation(7))
+    _register(world, b"", replace(_asked(), generation=7))
     with world.unchanged():
-        assert _register(world, believed, _asked().with_generation(8), "a:7", "1") == [b"CHANGED"]
+        assert _register(world, believed, replace(_asked(), generation=8), "a:7", "1") == [b"CHANGED"]
 
 
 @pytest.mark.parametrize("state", ["live", "draining", "revoked"])
 def test_while_the_former_lease_lives_the_name_is_held_and_it_is_told_for_how_long(world: World, state: str) -> None:
-    former = _asked().with_generation(7)
+    former = replace(_asked(), generation=7)
     _register(world, b"", former)
     world.link.call("SET", world.keys.lease("a:7"), state, "KEEPTTL")
     with world.unchanged():
-        held, left_ms = _register(world, former.dump(), _asked().with_generation(8), "a:7")
+        held, left_ms = _register(world, former.dump(), replace(_asked(), generation=8), "a:7")
     assert held == b"HELD"
     assert isinstance(left_ms, int)
     assert 0 < left_ms <= LEASE_MS
 
 
 def test_with_proof_that_the_former_process_is_dead_its_lease_ends_at_once(world: World) -> None:
-    former, new = _asked().with_generation(7), _asked().with_generation(8)
+    former, new = replace(_asked(), generation=7), replace(_asked(), generation=8)
     _register(world, b"", former)
     assert _register(world, former.dump(), new, "a:7", "1") == [b"REGISTERED"]
     assert world.link.call("EXISTS", world.keys.lease("a:7")) == 0
@@ -313,12 +313,12 @@ def test_when_others_always_come_first_it_is_given_up_for_now(world: World, monk
 
 def test_who_is_proven_dead_keeps_his_lease_when_the_call_fails(world: World) -> None:
     """By ``changed`` the leader hears of the new one: what is no stream fails before anything has changed."""
-    former = _asked().with_generation(7)
+    former = replace(_asked(), generation=7)
     _register(world, b"", former)
     world.link.call("DEL", world.keys.changed)
     world.link.call("SET", world.keys.changed, "somebody else's")
     with world.unchanged(), pytest.raises(CommandRefused):
-        _register(world, former.dump(), _asked().with_generation(8), "a:7", "1")
+        _register(world, former.dump(), replace(_asked(), generation=8), "a:7", "1")
     world.link.call("DEL", world.keys.changed)
 
 

@@ -32,7 +32,7 @@ from usher.common.base.log import configure, event
 from usher.common.http import serve as serving
 from usher.common.http.app import add_health, create_app
 from usher.common.http.serve import Liveness, WorkerEnds, server_tls
-from usher.common.runtime import memory
+from usher.common.runtime import fork_guard
 from usher.common.runtime.service import Health
 
 _CHILD = "from tests.integration.test_serving import child; child()"
@@ -115,7 +115,7 @@ def child() -> None:
     tls = server_tls(Path(how["cert"]), Path(how["key"])) if "cert" in how else None
     ends = WorkerEnds(lambda: ["T 1-0"])
     if "oom" in how:
-        memory._COUNTS = Path(how["oom"])
+        fork_guard._COUNTS = Path(how["oom"])
     try:
         serving.serve(
             lambda: Program(how, ends),

@@ -14,7 +14,7 @@ from tests.integration.conftest import SYSTEM_SERVER
 from tests.integration.gathered import Gathered
 from usher.common.doctor.collector import collect
 from usher.common.doctor.judgements import DoctorSeverity
-from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
+from usher.common.protocol.mishaps import MISHAPS, parse_mishaps
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import SERVER_VARIABLE
 from usher.common.redis.replies import pairs
@@ -36,7 +36,7 @@ def stage(any_redis_url: str) -> Iterator[Stage]:
 
 
 def _cut_so_far(stage: Stage) -> int:
-    return parse_mishaps(stage.link.call(*mishaps_command(stage.keys))).unread_cut
+    return parse_mishaps(stage.link.call("HMGET", stage.keys.counters, *MISHAPS))["unread_cut"]
 
 
 def _send(stage: Stage, count: int) -> list[bytes]:
@@ -170,7 +170,7 @@ def test_what_is_cut_from_a_source_before_it_was_gathered_is_told_once(any_redis
     world.send("a", "13-1")
     link.call("XTRIM", "a", "MAXLEN", 0)
     assert [one.words for one in world.gather("a", "a") if one.words] == ["unread 1"]
-    assert parse_mishaps(link.call(*mishaps_command(world.keys))).unread_cut == 7
+    assert parse_mishaps(link.call("HMGET", world.keys.counters, *MISHAPS))["unread_cut"] == 7
     link.close()
 
 

@@ -202,7 +202,7 @@ def test_it_survives_the_abuse_of_its_contract(server: Server) -> None:
 def test_the_bell_counts_without_a_webhook_too() -> None:
     metrics = Metrics()
     bell = DeadLetterNotifier(metrics, CommonSettings(), "c1", Keys("s", "g"))
-    bell.ring(b"T", b"1-0", "gave_up", "ValueError", 3, "halt")
+    bell.ring(b"T", b"1-0", "gave_up", error_type="ValueError", attempts=3, policy="halt")
     bell.ring(b"\xff", b"2-0", "too_large")
     page = metrics.page()[0].decode()
     assert 'usher_dead_letters_total{reason="gave_up"} 1.0' in page

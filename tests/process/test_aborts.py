@@ -14,7 +14,7 @@ from tests.topologies import figures
 from usher.common.protocol.run_log import CRASHED, DONE, RunRecord, decode
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
-from usher.common.runtime.memory import oom_kills
+from usher.common.runtime.fork_guard import oom_kills
 
 pytestmark = pytest.mark.process
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from usher.common.base.callables import check_done
 from usher.common.base.errors import GiveUp, PartialFailure, RetryLater, readable
 from usher.common.protocol.attempts import Attempts
 from usher.consumer.handlers.batches import judge
@@ -15,7 +16,6 @@ from usher.consumer.handlers.decorators import around
 from usher.consumer.handlers.loader import check_ran, handler_of
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.outcome import Bury, RetryPolicy, decide, unended
-from usher.consumer.sinks.sql import check_done
 
 POLICY = RetryPolicy(max_attempts=3, base_s=1.0, cap_s=3.0)
 
@@ -77,7 +77,11 @@ def test_an_error_that_is_returned_is_raised(error: BaseException) -> None:
         return error
 
     around(contextlib.nullcontext)(handle)
-    for call in (lambda: check_ran(error), lambda: check_done(error), lambda: handler_of(handle).call(None)):
+    for call in (
+        lambda: check_ran(error),
+        lambda: check_done(error, TypeError, ""),
+        lambda: handler_of(handle).call(None),
+    ):
         with pytest.raises(type(error)):
             call()
     for kind, raised in ((GiveUp, GiveUp), (RetryLater, TypeError)):  # without its parentheses

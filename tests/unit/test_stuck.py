@@ -15,7 +15,7 @@ import pytest
 from usher.common.protocol.attempts import GIVEN_UP, NEVER, Attempts
 from usher.common.protocol.keys import HALTED
 from usher.common.protocol.last_error import LastError
-from usher.common.protocol.mishaps import Mishaps
+from usher.common.protocol.mishaps import MISHAPS
 from usher.common.protocol.ticket_states import RETURNED, TicketState, due_ms_of
 from usher.master.policy import states
 from usher.master.policy.board.plans import Parked
@@ -172,7 +172,7 @@ def snapshot(**more: Any) -> dict[str, Any]:
         "oldest_ms": None,
         "dead_letters": 0,
     }
-    calm |= {"write_trouble": None, "mishaps": Mishaps()._asdict()}
+    calm |= {"write_trouble": None, "mishaps": dict.fromkeys(MISHAPS, 0)}
     return calm | {"broad_rules": [], "stuck": [], "groups": [], "consumers": consumers} | more
 
 
@@ -253,7 +253,7 @@ def test_a_handler_may_take_its_time_before_somebody_has_to_act(state: str, row:
 @pytest.mark.parametrize(("ago_s", "is_told"), [(60, True), (86_399, True), (86_500, False)])
 def test_what_somebody_did_to_the_stream_by_hand_is_told_for_a_day(ago_s: int, is_told: bool) -> None:
     at = _NOW // 1000 - ago_s
-    cut = told(mishaps=Mishaps(1001, at)._asdict())
+    cut = told(mishaps=dict(zip(MISHAPS, (1001, at), strict=True)))
     assert (cut == [("bad", "Cut from the stream before they were read, and lost: 1,001 messages")]) == is_told
     assert is_told or cut[0][0] == "ok"
 
