@@ -145,7 +145,9 @@ class World:
         return owner
 
     def owner(self, registration: Registration) -> Owner:
-        return Owner(registration, OwnerScripts(self.scripts, self.keys, registration))
+        # On a connection of its own: it watches its lease there, as the leader its epoch.
+        link = Link(self.link.url, registration.incarnation)
+        return Owner(registration, OwnerScripts(link, self.keys, registration))
 
     def end_lease(self, owner: Owner) -> None:
         """Its lease has ended."""
