@@ -6,6 +6,7 @@ again, in order.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,9 @@ def judge(parts: Sequence[Sequence[Message]], returned: Any, raised: BaseExcepti
     if raised is not None:
         raised = readable(raised)  # a RetryLater without a time is an error like any other
     if isinstance(raised, PartialFailure):
-        returned = getattr(raised, "failed", None)  # a subclass of the handler's own may not have called our __init__
+        returned = None
+        with contextlib.suppress(Exception):  # a subclass of the handler's own may not have called our __init__
+            returned = raised.failed
         raised = (
             None
             if isinstance(returned, Mapping)

@@ -215,6 +215,7 @@ class Dispatcher(Service):
         self.board, self._members = found.board, found.members
         begins = found.last_delivered, found.highest_pending
         self._cursor = StreamCursor(limits.batch, limits.read_ahead, self._notifier, *begins)
+        steps.highest = max(steps.highest, rank(found.highest_pending))
         self._position_saver.memory = self._position_saver.memory.found(found.last_delivered)
         self._follow_rules()
         self._steps = steps  # from now on a turn may fail without another takeover
@@ -465,7 +466,7 @@ class Dispatcher(Service):
         plan = (None if late else self.board.plan(self._cursor.batch(self.board), now_s())) or NOTHING
         count = self._cursor.count(self.board, new)
         try:
-            new = replace(new, kept=kept, bodies={}) if comes_again else new  # who has some already must look
+            new = replace(new, kept=kept) if kept else new
             read = self._carry_out(plan, new, count)
         except NotNow as refused:  # nothing has happened; what was read stays
             self._forget(unseen, str(refused))

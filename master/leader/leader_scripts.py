@@ -22,7 +22,7 @@ from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range, gap_of, loss_command
-from usher.common.protocol.stream_id import ZERO, GroupPosition
+from usher.common.protocol.stream_id import ZERO, GroupPosition, rank
 from usher.common.redis.client import Arg, CommandRefused, Link, checked
 from usher.common.redis.replies import (
     group_of,
@@ -140,6 +140,32 @@ class Packet(NamedTuple):
     left: list[bytes]
 
 
+class KeptBodies:
+    """Packed bodies of what was read and waits for a moment, to go with its first hand-over; after a few seconds, or
+    some MiB, owners read them themselves. (What a producer deletes in these seconds may run all the same.)"""
+
+    _SECONDS, _BYTES = 4.0, 32 << 20
+
+    def __init__(self) -> None:
+        self.bodies: dict[bytes, bytes] = {}
+        self._size, self._until_s = 0, 0.0
+
+    def age(self, now_s: float) -> None:
+        """Let go of all, every few seconds or MiB."""
+        if now_s >= self._until_s or self._size >= self._BYTES:
+            self.bodies, self._size, self._until_s = {}, 0, now_s + self._SECONDS
+
+    def add(self, bodies: Mapping[bytes, bytes], ids: Iterable[bytes]) -> None:
+        for one in ids:
+            if body := bodies.get(one):
+                self.bodies[one] = body
+                self._size += len(body)
+
+    def drop(self, ids: Iterable[bytes]) -> None:
+        for one in ids if self.bodies else ():
+            self.bodies.pop(one, None)
+
+
 class Page(NamedTuple):
     """A page of the entries pending under ``master``, or taken back from a dead incarnation. ``last`` is None after the
     end."""
@@ -213,6 +239,8 @@ class LeaderScripts:
         self.changed: set[tuple[bytes, bytes]] = set()
         self._fence, self._behind_ms = 0, 0.0  # the last one; what Redis' clock has more than ours
         self._taken = b""  # as it is noted
+        self._kept = KeptBodies()
+        self.highest = 0  # rank of the highest id that anybody was given, as far as it is known
         # The last position of the group of which Redis said how many entries it had been given by then, this number,
         # how many we were given since, and how many we have taken that it has not counted yet.
         self._given: tuple[bytes, int | None, int, int] = (ZERO, None, 0, 0)
@@ -229,7 +257,7 @@ class LeaderScripts:
         script_keys = (keys.stream, keys.leader, keys.epoch, keys.taken, groups, keys.counters, keys.changed)
         _, position, given, fence, self.noted = self._run("begin", script_keys, ("1" if is_new else "",))
         self._fence, self._given = int(fence), (position, None if given == b"" else int(given), 0, 0)
-        self._taken = b"%s %s" % (position, str(given).encode() if given != b"" else b"")
+        self._taken, self.highest = b"%s %s" % (position, str(given).encode() if given != b"" else b""), rank(position)
         self._behind_ms = redis_ms(self._link) - 1000 * now_s()
         self.look()
         # Who may not MULTI hears of it before anything depends on it.
@@ -292,6 +320,9 @@ class LeaderScripts:
         if self.changed:
             return None
         keys, began_ns, count = self._keys, time.time_ns(), count + new.is_told
+        self._kept.age(now_s())
+        if new.found and rank(new.found[0][0]) <= self.highest:  # somebody has set the group back
+            new, self._kept = replace(new, bodies=_NOTHING), KeptBodies()
         read = ("XREADGROUP", "GROUP", keys.group, "master", "COUNT", count, "NOACK", "STREAMS", keys.stream, ">")
         # the next ones may be as large as the newest
         asked = [("XREVRANGE", keys.stream, "+", "-", "COUNT", 1)] if count > _MANY else []
@@ -306,9 +337,13 @@ class LeaderScripts:
         if done is None:
             return None
         self._fence, self._taken = packet.fence or self._fence, packet.taken or self._taken
-        if packet.left and (missing := len(packet.left) - len(done[len(packet.commands) + (1 if count else -1)])):
-            self._cuts.append((missing, b"", new.found[-1][0], 0))
+        self.highest = max(self.highest, rank(new.found[-1][0] if new.found else new.position or ZERO))
+        if packet.left:
+            self._kept.add(new.bodies, packet.left)
+            if missing := len(packet.left) - len(done[len(packet.commands) + (1 if count else -1)]):
+                self._cuts.append((missing, b"", new.found[-1][0], 0))
         if plan.targets:
+            self._kept.drop(chain.from_iterable(part.ids for target in plan.targets for part in target.parts))
             self._counts.hand_over(plan, began_ns)
         newest, first = told[0] if told else [], new.found[0][0] if new.is_told else b""
         return packet.fence, self._was_read(done, count, newest, first) if count else NO_NEW_ENTRIES
@@ -324,7 +359,7 @@ class LeaderScripts:
         ticket its name, its fence if it keeps one, and its entries. A body comes along only with what, as far as this
         leader knows, nobody was given before: who has it already must look whether it is pending still."""
         keys, commands = self._keys, list[tuple[Arg, ...]]()
-        body_of = (new.bodies if has_bodies else _NOTHING).get
+        read, kept = (new.bodies.get, self._kept.bodies.get) if has_bodies else (_NOTHING.get, _NOTHING.get)
         records: dict[bytes, bytes] = {}
         planned: set[bytes] = set()
         each, has_new_owners = [], False
@@ -339,7 +374,7 @@ class LeaderScripts:
                 else:
                     records[ticket] = b" ".join((believed, *held, line))
                     its_fence = believed.rpartition(b" ")[2]
-                entries = [body_of(one) or pack_entry((one,)) for one in its_ids]
+                entries = [read(one) or kept(one) or pack_entry((one,)) for one in its_ids]
                 packed.append(pack_part(ticket, its_fence, entries))
             ids = [one for part in target.parts for one in part.ids]
             planned.update(ids)

@@ -30,7 +30,7 @@ from usher.common.redis.replies import (
 )
 from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts
 from usher.master.leader.entries import NO_NEW_ENTRIES, NewEntries, PeekedEntry
-from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.leader.leader_scripts import KeptBodies, LeaderScripts
 from usher.master.membership.registry import Membership
 from usher.master.policy.board.plans import NOBODY, NOTHING, HandOverPlan, TargetPlan, TicketPlan
 
@@ -416,6 +416,11 @@ def fetch(leader: LeaderScripts, count: int) -> list[PeekedEntry]:
     if news.found:
         hand_over(leader, NOTHING, news)
     return [PeekedEntry(*found) for found in news.found]
+
+
+def forget_bodies(leader: LeaderScripts) -> None:
+    """What waits was read long ago: its owner reads the bodies itself."""
+    leader._kept = KeptBodies()
 
 
 def plan(

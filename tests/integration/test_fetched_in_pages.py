@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.integration.actors import ConsumerActor, Stage, Trouble
-from tests.integration.factories import hand_over, plan, read
+from tests.integration.factories import forget_bodies, hand_over, plan, read
 from tests.proxy import Proxy
 from usher.common.base.clock import now_s
 from usher.common.base.errors import ReplyUnknown
@@ -189,6 +189,7 @@ def test_what_the_planned_read_does_not_bring_comes_over_a_network_that_breaks(s
     first = [sent[0], *sent[2:4]]
     between = [entry_id for entry_id in sent if entry_id not in first]
     hand_over(leader, NOTHING, read(leader, 100))
+    forget_bodies(leader)
     hand_over(leader, plan(consumer.incarnation, {T: first}))
     link, asked = consumer.read_link, []
     call, pipeline = link.call, link.pipeline

@@ -16,7 +16,7 @@ from tests.chaos.mutants.catalogue import NO_ACK_CHECK, NO_ACK_WATCH
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import ConsumerActor, Stage, Trouble
-from tests.integration.factories import hand_over, plan
+from tests.integration.factories import forget_bodies, hand_over, plan
 from usher.common.base.errors import GiveUp, ReplyUnknown
 from usher.common.redis.replies import parse_own, read_own_command
 from usher.consumer.execution.inbox_reader import FIRST_PAGE
@@ -75,6 +75,7 @@ def test_entries_below_those_already_read_are_read_too(stage: Stage) -> None:
     leader, a = stage.world.elect(), stage.consumer("a")
     [low] = stage.world.parked(leader, U, b"2-1")
     [high] = stage.world.parked(leader, T, b"5-1")
+    forget_bodies(leader)
     _hand_over(stage, leader, a, T, high)
     a.read()
     _hand_over(stage, leader, a, U, low)
@@ -119,6 +120,7 @@ def test_an_entry_that_comes_late_runs_before_the_higher_ones_of_its_ticket(stag
 def test_a_lost_reply_of_the_inbox_or_of_the_bodies_is_asked_for_again(stage: Stage) -> None:
     leader, a = stage.world.elect(), stage.consumer("a")
     ids = stage.world.parked(leader, T, *(b"%d-1" % number for number in range(1, 2 * FIRST_PAGE)))
+    forget_bodies(leader)
     _hand_over(stage, leader, a, T, *ids)
     for which in (1, 2):  # that of the inbox; that of the bodies
         trips: list[str] = []

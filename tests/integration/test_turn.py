@@ -11,10 +11,12 @@ import pytest
 
 from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, World, bodies_of, hand_over, plan, plans, read
 from tests.integration.memory import full_memory
+from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced, GroupMissing, NotNow, ReplyUnknown
 from usher.common.redis.client import Link
 from usher.common.redis.replies import HandOver
 from usher.consumer.lifecycle.owner_scripts import GiveBack
+from usher.master.leader import leader_scripts
 from usher.master.leader.entries import NewEntries
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy.board.plans import NOTHING
@@ -138,7 +140,7 @@ def test_thousands_of_old_and_of_new_entries_go_to_two_owners_and_thousands_stay
     }
 
 
-def test_each_owner_is_told_the_bodies_of_what_was_just_read(world: World) -> None:
+def test_each_owner_is_told_the_bodies_of_what_nobody_had_before(world: World) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     [parked] = world.parked(leader, b"P", b"1-1")
     [first], [second] = world.send(b"T", b"2-1"), world.send(b"U", b"9-2")
@@ -148,8 +150,45 @@ def test_each_owner_is_told_the_bodies_of_what_was_just_read(world: World) -> No
     [to_a], [to_b] = (world.inbox_records(owner.incarnation) for owner in (a, b))
     ids = (first, second, third, parked)
     body = {one: dict(world.link.call("XRANGE", world.keys.stream, one, one))[one] for one in ids}
-    assert bodies_of([to_a]) == {one: body[one] for one in (first, second)}, "it reads those of what waited itself"
+    assert bodies_of([to_a]) == {one: body[one] for one in (first, second, parked)}
     assert bodies_of([to_b]) == {third: body[third]}
+
+
+@pytest.mark.parametrize("waited_s", [0, 3])
+def test_what_somebody_had_before_comes_without_its_body(world: World, waited_s: int) -> None:
+    """An acknowledgement that its former owner sends again may end it: who has it must look."""
+    leader, a = world.elect(), world.join("a")
+    [parked], [given] = world.parked(leader, b"P", b"1-1"), world.owned(leader, a, b"T", b"2-1")
+    leader._kept.age(now_s() + waited_s)
+    a.steps.give_back([GiveBack(b"T", int(world.head(b"T").split()[1]))])
+    hand_over(leader, plan(a, {b"T": [given], b"P": [parked]}, {b"T": world.head(b"T")}))
+    assert bodies_of(world.inbox_records(a.incarnation)[-1:]).keys() == {parked}
+    a.steps.give_back([GiveBack(b"P", int(world.head(b"P").split()[1]))])
+    hand_over(leader, plan(a, {b"P": [parked]}, {b"P": world.head(b"P")}))
+    assert bodies_of(world.inbox_records(a.incarnation)[-1:]) == {}
+
+
+def test_what_has_waited_for_seconds_comes_without_its_body(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, a, late_s = world.elect(), world.join("a"), [0.0]
+    monkeypatch.setattr(leader_scripts, "now_s", lambda: now_s() + late_s[0])
+    parts = {ticket: world.parked(leader, ticket) for ticket in (b"P", b"Q", b"R")}
+    bodies: list[int] = []
+    for (ticket, ids), late_s[0] in zip(parts.items(), (1.0, 3.0, 9.0), strict=True):
+        hand_over(leader, plan(a, {ticket: ids}))
+        bodies.append(len(bodies_of(world.inbox_records(a.incarnation)[-1:])))
+    assert bodies == [1, 1, 0]
+
+
+def test_what_waits_while_the_group_is_set_back_comes_without_its_body(world: World) -> None:
+    """The stream may be another, with another entry of that id."""
+    leader, a = world.elect(), world.join("a")
+    [parked] = world.parked(leader, b"P", b"1-1")
+    world.link.call("DEL", world.keys.stream)
+    world.make_group()
+    world.send(b"P", b"1-1")
+    hand_over(leader, NOTHING, read(leader))
+    hand_over(leader, plan(a, {b"P": [parked]}))
+    assert bodies_of(world.inbox_records(a.incarnation)) == {}
 
 
 # ---- what it takes ----
