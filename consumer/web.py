@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from flask import Flask, Response
+from flask import Flask, Response, request
 from prometheus_client.core import Metric
 
 from usher.common.base.clock import now_s, run_us, wall_ms
@@ -55,7 +55,9 @@ def create_app(program: ConsumerProgram) -> Flask:
     def ticket(ticket_id: str) -> Response:
         incarnation, journal = begun()
         most = incarnation.executor.policy.max_attempts
-        return answer(describe_ticket(ticket_id.encode(), incarnation.name, journal, incarnation.lanes, most))
+        # The bytes of the path, as WSGI keeps them: a ticket's name need be no text.
+        asked = request.environ["PATH_INFO"].encode("latin-1").removeprefix(b"/api/tickets/")
+        return answer(describe_ticket(asked, incarnation.name, journal, incarnation.lanes, most))
 
     @app.get("/api/running")
     @tells("What this process is, and runs.", {200: dict[str, Any]}, role=Role.ANYBODY)

@@ -299,7 +299,8 @@ def _check_form(asked: Request) -> None:
 
 def _check_host(asked: Request, hosts: frozenset[str]) -> None:
     with contextlib.suppress(ValueError):  # it is no host, or no address
-        host = (hosts and urlsplit(f"//{asked.environ.get('HTTP_HOST', '')}").hostname) or ""
+        named = asked.environ.get("HTTP_HOST", "")
+        host = (hosts and not set("@/\\?#") & set(named) and urlsplit(f"//{named}").hostname) or ""
         if not hosts or host in hosts or (ANY_ADDRESS in hosts and ipaddress.ip_address(host)):
             return
     raise Problem(421, detail="this service does not answer to that host name; USHER_HOSTS names those it does")

@@ -28,7 +28,7 @@ from flask.sessions import SecureCookieSessionInterface
 from werkzeug.middleware.proxy_fix import ProxyFix
 from werkzeug.wrappers import Response as AnyResponse
 
-from usher.common.base.clock import now_s
+from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import WARNING, event
 from usher.common.http.answers import Problem
@@ -219,10 +219,11 @@ class Doorman:
             link.call("SET", keys.signed_out(session["id"]), "1", "PX", SESSION_S * 1000)
         session.clear()
 
-    def csrf_token(self) -> str:
-        """Return the token that must accompany every change by this browser; empty without a session or sign-on."""
+    def csrf_token(self, ago: int = 0) -> str:
+        """Return the token that must accompany every change by this browser; empty without a session or sign-on. Of
+        somebody whom a proxy names: that of ``ago`` times 12 hours before."""
         if name := g.get("signed_on"):
-            return self._credentials.seal(f"sign-on csrf {name}")
+            return self._credentials.seal(f"sign-on csrf {wall_ms() // (SESSION_S * 1000) - ago} {name}")
         return self._credentials.seal(f"csrf {session['id']}") if "id" in session else ""
 
     def recognise(self, asked: Request) -> tuple[Identity, bool]:
@@ -295,7 +296,9 @@ class Doorman:
 
     def _has_csrf_token(self, asked: Request) -> bool:
         given = asked.headers.get(CSRF_HEADER) or (asked.form.get(CSRF_FIELD, "") if asked.mimetype == _FORM else "")
-        return hmac.compare_digest(given.encode("utf-8", "replace"), self.csrf_token().encode())
+        return any(
+            hmac.compare_digest(given.encode("utf-8", "replace"), self.csrf_token(ago).encode()) for ago in (0, 1)
+        )
 
 
 def local_path(wanted: str) -> str:

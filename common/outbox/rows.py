@@ -43,6 +43,10 @@ class Row(NamedTuple):
     object: Any
     data: Any
 
+    @property
+    def size(self) -> int:
+        return sum(len(value) if isinstance(value, (str, bytes)) else len(str(value)) for value in self)
+
 
 class Refusal(NamedTuple):
     """A row that can become no message, and why. ``halts``: later rows of its ticket wait for it."""

@@ -258,7 +258,7 @@ class OutboxStore:
                         "the database of the outbox takes no writes, so nothing is sent: it could not be removed"
                     )
                 rows.append(Row(*columns))
-                size += sum(len(str(value)) for value in columns)
+                size += rows[-1].size
                 if size >= BATCH_BYTES:
                     break
         return rows

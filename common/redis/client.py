@@ -268,6 +268,8 @@ class Link:
             raise troubles.count(ReplyUnknown("the connection to Redis is not the one that watches"))
         replies = self.pipeline([("MULTI",), *commands, ("EXEC",), *after])
         *queued, done = replies[: len(commands) + 2]
+        if commands and isinstance(queued[0], Exception):  # so each was a command by itself
+            raise troubles.count(ReplyUnknown(f"MULTI: {queued[0]}"))
         checked([*queued, done])
         if done is not None:
             done = [troubles.count(named(one)) if isinstance(one, redis.RedisError) else one for one in done]

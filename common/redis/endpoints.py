@@ -91,7 +91,8 @@ class Server:
     def _check(self) -> None:
         """Raise ValueError for an option that the program must set itself: in a URL it would win (with decode_responses
         replies would be text, with retry_on_timeout a command might happen twice)."""
-        parts, of_tls = self._parts, inspect.signature(redis.SSLConnection).parameters
+        its = inspect.signature(redis.SSLConnection).parameters
+        parts, of_tls = self._parts, [name for name in its if name.startswith("ssl_")]
         behind = ("" if parts.scheme == "unix" else parts.path) + parts.query.partition("=")[0] + parts.fragment
         if "@" in behind:  # no message shows what stands there
             raise ValueError("a password with a ?, a / or a # must have it as %3F, %2F or %23")

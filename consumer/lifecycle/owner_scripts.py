@@ -146,7 +146,8 @@ class OwnerScripts:
             commands.append(("XADD", keys.runs, "MAXLEN", "~", most, "*", "batch", record))
         watch = [("WATCH", self._lease, keys.attempts), ("EXISTS", self._lease), ("EXISTS", keys.attempts)]
         if self._watching != link.connections and now_s() >= self._next_watch_s:
-            self._take_watch(link.pipeline(watch))
+            may, empty, *replies = link.pipeline([("MULTI",), ("EXEC",), *watch])
+            self._take_watch(replies if (may, empty) == (b"OK", []) else ())
         for _ in range(2):  # a renewal of the lease stops one
             watching, self._watching = self._watching, 0
             if not watching or watching != link.connections:

@@ -146,7 +146,7 @@ class Streamer(Service):
         if self._sent is not None:
             self._finish(self._sent)
         # A batch far smaller than the limits was not cut off; the database counts some bytes more than we do.
-        if self._sent is None and len(rows) < most and sum(map(len, batch.values)) < BATCH_BYTES // 2:
+        if self._sent is None and len(rows) < most and sum(row.size for row in rows) < BATCH_BYTES // 2:
             self.caught_up_s = looked_s
         return 0.0
 

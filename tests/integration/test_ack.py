@@ -55,7 +55,7 @@ def test_while_nothing_special_happens_no_script_runs(world: World) -> None:
         a.steps.ack(ids[2:3])
 
     calls = spent(world.link, acknowledge)
-    assert (calls["evalsha"], calls["eval"], calls["xack"], calls["exec"]) == (0, 0, 3, 4)
+    assert (calls["evalsha"], calls["eval"], calls["xack"]) == (0, 0, 3)
     a.steps.charge({ids[3]: Attempts(1, 1)})
     a.steps.ack(ids[3:4], b"ran", 100)
     assert world.link.call("EXISTS", world.keys.attempts) == 0
@@ -70,6 +70,22 @@ def test_a_lease_that_ended_since_redis_was_asked_acknowledges_nothing(world: Wo
     world.end_lease(a)
     with world.unchanged(), pytest.raises(OwnershipLost):
         a.steps.ack([second], b"ran", 100)
+
+
+def test_who_may_not_multi_acknowledges_by_the_script(world: World) -> None:
+    """Without MULTI each command of a transaction would be one by itself, which no WATCH stops."""
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    world.link.call("ACL", "SETUSER", "default", "-multi")
+    try:
+        a.steps.ack(ids[:1], b"ran", 100)
+        a.steps.ack([b"9-9"], b"ran", 100)
+        world.end_lease(a)
+        with world.unchanged(), pytest.raises(OwnershipLost):
+            a.steps.ack(ids[1:], b"ran", 100)
+    finally:
+        world.link.call("ACL", "SETUSER", "default", "+multi")
+    assert (world.pending(), world.link.call("XLEN", world.keys.runs)) == ({a.name: ids[1:]}, 2)
 
 
 def test_an_entry_whose_body_is_gone_is_acknowledged_like_any_other(world: World) -> None:

@@ -320,6 +320,7 @@ ROWS = [
         _CLOSE,
     ),
     Row("a Host that is not ours", _get(host="rebound.example"), 421, "misdirected_request"),
+    Row("a Host with more than a name", _get(host="rebound.example@localhost"), 421, "misdirected_request"),
 ]
 
 

@@ -3,6 +3,8 @@ test_ruled_model.py."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.boards import NOW, arrive, board_with, hand_over, ids, planned
@@ -100,3 +102,15 @@ class TestSlow:
         assert looked_for == []
         assert board.glance(names[-1], NOW, 1000) == BoardFacts("open", 1, True, False, 0, first=(b"110-0",))
         assert looked_for == [names[-1]], "that is what looks through them"
+
+
+def test_what_waits_of_one_ticket_costs_looks_no_time() -> None:
+    """With a group that is set back, or a stream that is trimmed, each look went through all of it."""
+    board, many = Board(512), ids(*range(1, 300_001))
+    board.take_in([(one, b"T") for one in many])
+    began = time.process_time()
+    assert all(board.who_has(b"T", one) == "master" for one in many[2_000:3_000])
+    for at in range(0, 2_500, 25):
+        board.drop(many[at : at + 25])
+    assert time.process_time() - began < 0.5
+    assert (board.who_has(b"T", many[2_499]), board.who_has(b"T", many[2_500]), board.parked) == ("", "master", 297_500)

@@ -15,6 +15,7 @@ import contextlib
 import heapq
 import itertools
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -52,6 +53,8 @@ _STILL = (Standing.WAITING, Standing.HALTED)
 _REWRITTEN_S, _REWRITTEN = 1.0, 500
 #: A ticket that waits for a time is compared so much later: there may be very many, and its time will come.
 _WAITING_S = 60.0
+#: Parked messages from which on a ticket is looked at in part only.
+_LONG = 1_000
 
 
 class Board:
@@ -329,8 +332,8 @@ class Board:
         if ticket.owner is not None and entry_id in ticket.running:
             return ticket.owner.incarnation
         parked = ticket.parked  # it may be very long
-        is_within = bool(parked) and rank(parked[0]) <= rank(entry_id) <= rank(parked[-1])
-        return MASTER.decode() if is_within and entry_id in parked else ""
+        at = bisect_left(parked, rank(entry_id), key=rank)
+        return MASTER.decode() if at < len(parked) and parked[at] == entry_id else ""
 
     def take_in(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Park entries, (id, ticket), that came to ``master`` from elsewhere: taken back, given back, stray, or found
@@ -353,12 +356,21 @@ class Board:
             self._finish(ticket)
 
     def drop(self, ids: Iterable[bytes]) -> None:
-        """Forget messages that are over, and that memory may have parked. It looks at every ticket."""
+        """Forget messages that are over, and that memory may have parked. It looks at every ticket, at those that are
+        long only as far as these ids go."""
         over = set(ids)
-        for ticket in [one for one in self.tickets.values() if not over.isdisjoint(one.parked)] if over else ():
-            self.parked -= len(over.intersection(ticket.parked))
-            ticket.parked = deque(one for one in ticket.parked if one not in over)
-            self._finish(ticket)
+        last = max(map(rank, over), default=0)
+        for ticket in [*self.tickets.values()] if over else ():
+            parked, count, kept = ticket.parked, len(ticket.parked), list[bytes]()
+            if count <= _LONG and over.isdisjoint(parked):
+                continue
+            while parked and rank(parked[0]) <= last:
+                if (one := parked.popleft()) not in over:
+                    kept.append(one)
+            parked.extendleft(reversed(kept))
+            if len(parked) < count:
+                self.parked -= count - len(parked)
+                self._finish(ticket)
 
     def learn(self, marks: Iterable[Mark]) -> None:
         """Learn the tenants and priorities of entries that are on the board now, or in processing."""
@@ -426,6 +438,7 @@ class Board:
 
         They certainly were not taken from the stream, and will be seen there again.
         """
+        is_aside = False
         for entry_id, name in reversed(entries):
             ticket = self.tickets.get(name)
             if ticket is not None and ticket.parked and ticket.parked[-1] == entry_id:
@@ -435,8 +448,10 @@ class Board:
                     for consumer in self.consumers.values():
                         if consumer.waiting.pop(ticket, ticket) is None:
                             ticket.queued = False
+                    is_aside |= ticket.queued
                     self._finish(ticket)
-        self._limiter.drop_empty()
+        if is_aside:  # it walks through all that rules put aside
+            self._limiter.drop_empty()
 
     def _release(self, consumer: ConsumerLoad, count: int, done_s: float | None = None) -> None:
         """Take ``count`` messages off a consumer, which finished them at ``done_s``. Tickets that waited for room try
