@@ -75,8 +75,8 @@ _COUNT, _PARKED, _FURTHER = 1000, 50, 500
 
 @dataclass
 class _Look:
-    """What one look at tickets has found so far. ``standing``: by ticket that stands still, its first message, and when
-    that was seen to move on (0: never); ``named``: entries under ``master`` that records name."""
+    """The findings of one look at tickets. ``standing``: by ticket that stands still, its first message, and when that
+    was seen to move on (0: never); ``named``: entries under ``master`` that records name."""
 
     groups: TicketGroups = field(default_factory=TicketGroups)
     standing: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)

@@ -470,7 +470,7 @@ def _add_events(api: Blueprint, desk: Desk) -> None:
 
     @look("/messages/<rest:uid>/events", _EVENT_STREAM, role=Role.OPERATOR)
     def follow_message(uid: str) -> Any:
-        """What the handler of a message tells that was sent to be followed: progress, then result or failed."""
+        """Send what the handler of a followed message tells: progress, then result or failed."""
         asked, last = fitting(uid), request.headers.get("Last-Event-ID", "")
         if request.method == "HEAD":
             return Response(content_type=_EVENT_STREAM)
