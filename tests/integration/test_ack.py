@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.factories import TRICKY_IDS, World, spent
-from usher.common.base.errors import OwnershipLost
+from usher.common.base.errors import OwnershipLost, ReplyUnknown
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.last_error import NotedError
 
@@ -86,6 +86,21 @@ def test_who_may_not_multi_acknowledges_by_the_script(world: World) -> None:
     finally:
         world.link.call("ACL", "SETUSER", "default", "+multi")
     assert (world.pending(), world.link.call("XLEN", world.keys.runs)) == ({a.name: ids[1:]}, 2)
+
+
+def test_a_multi_that_is_refused_later_is_a_reply_that_is_not_known(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", b"1-1", b"2-1", b"3-1")
+    for one in ids[:2]:
+        a.steps.ack([one], b"ran", 100)
+    world.link.call("ACL", "SETUSER", "default", "-multi")
+    try:
+        with pytest.raises(ReplyUnknown):
+            a.steps.ack(ids[2:], b"ran", 100)
+        a.steps.ack(ids[2:], b"ran", 100, is_again=True)
+    finally:
+        world.link.call("ACL", "SETUSER", "default", "+multi")
+    assert (world.pending(), world.link.call("XLEN", world.keys.runs)) == ({}, 3), "no run is in the log twice"
 
 
 def test_an_entry_whose_body_is_gone_is_acknowledged_like_any_other(world: World) -> None:
